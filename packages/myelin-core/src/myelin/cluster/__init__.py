@@ -1,0 +1,1 @@
+"""Nodes: the provider contract, and what the orchestrator wants of them."""

@@ -1,0 +1,53 @@
+"""The facade for authors of engines. See :mod:`myelin.engine.contract` for what an engine must do."""
+
+from __future__ import annotations
+
+from myelin.engine.contract import (
+    Engine,
+    EngineOptions,
+    EngineSupport,
+    LoadReport,
+    Progress,
+    Sample,
+    Segment,
+    StageBatch,
+    StageOutput,
+)
+from myelin.engine.sampling import choose
+from myelin.errors import EngineError
+from myelin.model.architecture import Activation, Hyperparameters, RopeStyle
+from myelin.model.facts import ModelFacts, TensorInfo
+from myelin.model.quant import BLOCKS, GgmlType, row_bytes
+from myelin.model.shard import ShardReader, StageSlice
+from myelin.plugins.markers import hookimpl
+from myelin.plugins.specs import ConfigSection
+from myelin.values import GREEDY, SamplingParams, SequenceId
+
+__all__ = [
+    "BLOCKS",
+    "GREEDY",
+    "Activation",
+    "ConfigSection",
+    "Engine",
+    "EngineError",
+    "EngineOptions",
+    "EngineSupport",
+    "GgmlType",
+    "Hyperparameters",
+    "LoadReport",
+    "ModelFacts",
+    "Progress",
+    "RopeStyle",
+    "Sample",
+    "SamplingParams",
+    "Segment",
+    "SequenceId",
+    "ShardReader",
+    "StageBatch",
+    "StageOutput",
+    "StageSlice",
+    "TensorInfo",
+    "choose",
+    "hookimpl",
+    "row_bytes",
+]

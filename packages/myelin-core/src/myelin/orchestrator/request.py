@@ -1,0 +1,54 @@
+"""What a run is asked to be, independent of where the answers came from (command line, file, test)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from myelin.engine.contract import EngineOptions
+from myelin.model.source import SourceOptions
+from myelin.values import RunId
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """One run.
+
+    Attributes:
+        run: Its name.
+        model_uri: The model's source.
+        stages: How many (``-N``).
+        split: Layers of each stage by hand, or empty.
+        provider, provider_section: Which starts the nodes, and its configuration.
+        engine: A name, or ``auto``.
+        transport, planner: Names; an empty planner asks all.
+        engine_options: Threads, context, sequences, batch, KV dtype. ``max_context`` 0 means the model's own, at most 4096.
+        source_options: Caches and tokens.
+        endpoint_mask: Keep only candidate addresses that match this prefix; empty keeps all.
+        startup_timeout_s: From the launch of a node to its readiness, without loading.
+        load_stall_s: A stage without any progress for this long has failed.
+        stop_grace_s: How long nodes get to stop by themselves.
+        tokenizer_path: A ``tokenizer.json`` to use instead of the model's own.
+        log_dir: Where the nodes' output is kept; None keeps it in memory only.
+    """
+
+    run: RunId
+    model_uri: str
+    stages: int
+    source_options: SourceOptions
+    engine_options: EngineOptions = EngineOptions()
+    split: tuple[int, ...] = ()
+    provider: str = "process"
+    provider_section: BaseModel | None = None
+    engine: str = "auto"
+    transport: str = "grpc"
+    planner: str = ""
+    endpoint_mask: str = ""
+    startup_timeout_s: float = 60.0
+    load_stall_s: float = 120.0
+    stop_grace_s: float = 5.0
+    tokenizer_path: Path | None = None
+    log_dir: Path | None = None
+    environment: dict[str, str] = field(default_factory=dict)

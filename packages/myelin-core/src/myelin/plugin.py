@@ -1,0 +1,76 @@
+"""The facade for authors of providers, transports, planners, telemetry sinks and model sources.
+
+Everything here is public and keeps its meaning within a minor version; nothing else of ``myelin`` does, except
+:mod:`myelin.engine_api` for engines.
+"""
+
+from __future__ import annotations
+
+from myelin.cluster.provider import (
+    BootSpec,
+    LaunchKey,
+    Lease,
+    LeaseState,
+    LogLine,
+    Need,
+    Offer,
+    Provider,
+    ProviderContext,
+)
+from myelin.errors import (
+    ConfigError,
+    ModelError,
+    MyelinError,
+    PlanError,
+    ProviderError,
+    StreamClosed,
+    TransportError,
+    UsageError,
+)
+from myelin.plugins.markers import hookimpl
+from myelin.plugins.specs import ConfigSection, TelemetryContext
+from myelin.transport.contract import (
+    Endpoint,
+    Listener,
+    MessageStream,
+    PeerIdentity,
+    StreamHandler,
+    Transport,
+    TransportOptions,
+)
+from myelin.values import Attempt, Epoch, LeaseId, NodeId, RunId
+
+__all__ = [
+    "Attempt",
+    "BootSpec",
+    "ConfigError",
+    "ConfigSection",
+    "Endpoint",
+    "Epoch",
+    "LaunchKey",
+    "Lease",
+    "LeaseId",
+    "LeaseState",
+    "Listener",
+    "LogLine",
+    "MessageStream",
+    "ModelError",
+    "MyelinError",
+    "Need",
+    "NodeId",
+    "Offer",
+    "PeerIdentity",
+    "PlanError",
+    "Provider",
+    "ProviderContext",
+    "ProviderError",
+    "RunId",
+    "StreamClosed",
+    "StreamHandler",
+    "TelemetryContext",
+    "Transport",
+    "TransportError",
+    "TransportOptions",
+    "UsageError",
+    "hookimpl",
+]

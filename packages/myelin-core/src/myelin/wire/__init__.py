@@ -1,0 +1,1 @@
+"""What crosses between processes, as bytes: control messages, data-plane records, and what is inside records."""

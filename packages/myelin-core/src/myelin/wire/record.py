@@ -1,0 +1,170 @@
+"""Data-plane records: one object on an edge, framed with magic, version, epoch and checked lengths.
+
+Layout, little-endian, :data:`HEADER_BYTES` bytes::
+
+    magic      4s   b"MYLN"
+    version    u8   1
+    kind       u8   RecordKind
+    dtype      u8   PayloadType
+    flags      u8   RecordFlags
+    epoch      u32
+    object_id  u64  which micro-batch or request this is
+    sequence   u64  position in the edge's stream, from 0, without gaps
+    rows       u32  shape of the payload
+    columns    u32
+    meta_len   u32  bytes of meta
+    payload_len u64
+
+then ``meta_len`` bytes of meta (a packed structure of the kind's own) and ``payload_len`` bytes of payload, and nothing more.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+
+from myelin.errors import WireError
+from myelin.values import Epoch
+
+MAGIC = b"MYLN"
+VERSION = 1
+_HEADER = struct.Struct("<4sBBBBIQQIIIQ")
+HEADER_BYTES = _HEADER.size
+MAX_META_BYTES = 1 << 24
+
+
+class RecordKind(IntEnum):
+    """What a record is."""
+
+    SUBMIT = 1
+    """Orchestrator → head: a new sequence (:class:`myelin.wire.requests.Submit`)."""
+    CANCEL = 2
+    """Orchestrator → head: end a sequence."""
+    BATCH = 3
+    """Stage → next stage: segments in meta, hidden rows as payload."""
+    SAMPLES = 4
+    """Tail → head: chosen tokens."""
+    TOKENS = 5
+    """Head → orchestrator: chosen tokens of running sequences."""
+    FINISHED = 6
+    """Head → orchestrator: a sequence has ended."""
+    FAULT = 7
+    """Any → upstream: a stage could not go on."""
+
+
+class PayloadType(IntEnum):
+    """Element type of a payload."""
+
+    NONE = 0
+    INT32 = 1
+    FLOAT32 = 2
+    FLOAT16 = 3
+    BFLOAT16 = 4
+
+
+ELEMENT_BYTES = {
+    PayloadType.NONE: 0,
+    PayloadType.INT32: 4,
+    PayloadType.FLOAT32: 4,
+    PayloadType.FLOAT16: 2,
+    PayloadType.BFLOAT16: 2,
+}
+
+
+class RecordFlags(IntFlag):
+    """Bits of a record."""
+
+    NONE = 0
+    PROBE = 1
+    """Part of the pipeline probe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One object on an edge. ``payload`` has ``rows * columns`` elements of ``dtype``."""
+
+    kind: RecordKind
+    epoch: Epoch
+    object_id: int
+    sequence: int
+    meta: bytes | memoryview = b""
+    payload: bytes | memoryview = b""
+    dtype: PayloadType = PayloadType.NONE
+    rows: int = 0
+    columns: int = 0
+    flags: RecordFlags = RecordFlags.NONE
+
+
+def pack(record: Record) -> bytes:
+    """The bytes of a record.
+
+    Raises:
+        WireError: Its shape and payload contradict each other, or a number is out of range.
+    """
+    payload_bytes = memoryview(record.payload).nbytes
+    if payload_bytes != record.rows * record.columns * ELEMENT_BYTES[record.dtype]:
+        raise WireError(
+            f"a {record.kind.name} record of {record.rows}×{record.columns} {record.dtype.name} has {payload_bytes} bytes"
+        )
+    try:
+        header = _HEADER.pack(
+            MAGIC,
+            VERSION,
+            record.kind,
+            record.dtype,
+            record.flags,
+            record.epoch,
+            record.object_id,
+            record.sequence,
+            record.rows,
+            record.columns,
+            memoryview(record.meta).nbytes,
+            payload_bytes,
+        )
+    except struct.error as error:
+        raise WireError(f"a {record.kind.name} record has a number out of range: {error}") from None
+    return b"".join((header, record.meta, record.payload))
+
+
+def unpack(message: bytes | memoryview) -> Record:
+    """The record in ``message``; meta and payload are views into it.
+
+    Raises:
+        WireError: It is not exactly one well-formed record.
+    """
+    view = memoryview(message)
+    if view.nbytes < HEADER_BYTES:
+        raise WireError(f"a record of {view.nbytes} bytes is shorter than its header of {HEADER_BYTES}")
+    magic, version, kind, dtype, flags, epoch, object_id, sequence, rows, columns, meta_len, payload_len = (
+        _HEADER.unpack_from(view)
+    )
+    if magic != MAGIC:
+        raise WireError(f"a record begins with {magic!r}, not {MAGIC!r}")
+    if version != VERSION:
+        raise WireError(f"a record of version {version} came to a node that speaks {VERSION}")
+    try:
+        kind, dtype, flags = RecordKind(kind), PayloadType(dtype), RecordFlags(flags)
+    except ValueError as error:
+        raise WireError(f"a record has an unknown field: {error}") from None
+    if flags & ~RecordFlags.PROBE:
+        raise WireError(f"a record has unknown flags: {int(flags):#x}")
+    if meta_len > MAX_META_BYTES:
+        raise WireError(f"a record's meta of {meta_len} bytes is above the limit of {MAX_META_BYTES}")
+    if HEADER_BYTES + meta_len + payload_len != view.nbytes:
+        raise WireError(f"a record of {view.nbytes} bytes claims {meta_len} of meta and {payload_len} of payload")
+    if payload_len != rows * columns * ELEMENT_BYTES[dtype]:
+        raise WireError(f"a record of {rows}×{columns} {dtype.name} claims a payload of {payload_len} bytes")
+    body = view[HEADER_BYTES:]
+    return Record(
+        kind=kind,
+        epoch=Epoch(epoch),
+        object_id=object_id,
+        sequence=sequence,
+        meta=body[:meta_len],
+        payload=body[meta_len:],
+        dtype=dtype,
+        rows=rows,
+        columns=columns,
+        flags=flags,
+    )

@@ -1,0 +1,1 @@
+"""Myelin provider: nodes as containers."""

@@ -1,0 +1,1 @@
+"""Myelin provider: nodes rented on Vast.ai."""

@@ -1,0 +1,1 @@
+"""Myelin testkit: compliance suites, synthetic models and fault-injecting fakes for plugin authors."""

@@ -1,0 +1,1 @@
+"""Myelin engine: numba kernels over GGUF-quantized layers."""

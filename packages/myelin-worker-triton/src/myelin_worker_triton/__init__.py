@@ -1,0 +1,1 @@
+"""Myelin engine: Triton kernels over GGUF-quantized layers."""
