@@ -6,6 +6,14 @@ Everything here is public and keeps its meaning within a minor version; nothing 
 
 from __future__ import annotations
 
+from myelin.cluster.boot import (
+    PARENT_VARIABLE,
+    announcement,
+    boot_line,
+    die_with_parent,
+    parse_announcement,
+    read_boot_line,
+)
 from myelin.cluster.provider import (
     BootSpec,
     LaunchKey,
@@ -41,6 +49,7 @@ from myelin.transport.contract import (
 from myelin.values import Attempt, Epoch, LeaseId, NodeId, RunId
 
 __all__ = [
+    "PARENT_VARIABLE",
     "Attempt",
     "BootSpec",
     "ConfigError",
@@ -72,5 +81,10 @@ __all__ = [
     "TransportError",
     "TransportOptions",
     "UsageError",
+    "announcement",
+    "boot_line",
+    "die_with_parent",
     "hookimpl",
+    "parse_announcement",
+    "read_boot_line",
 ]
