@@ -15,7 +15,8 @@ Layout, little-endian, :data:`HEADER_BYTES` bytes::
     meta_len   u32  bytes of meta
     payload_len u64
 
-then ``meta_len`` bytes of meta (a packed structure of the kind's own) and ``payload_len`` bytes of payload, and nothing more.
+then ``meta_len`` bytes of meta (a packed structure of the kind's own) and ``payload_len`` bytes of payload, and nothing
+more.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ def pack(record: Record) -> bytes:
     payload_bytes = memoryview(record.payload).nbytes
     if payload_bytes != record.rows * record.columns * ELEMENT_BYTES[record.dtype]:
         raise WireError(
-            f"a {record.kind.name} record of {record.rows}×{record.columns} {record.dtype.name} has {payload_bytes} bytes"
+            f"a {record.kind.name} record of {record.rows}×{record.columns} {record.dtype.name} "
+            f"has {payload_bytes} bytes"
         )
     try:
         header = _HEADER.pack(
