@@ -1,9 +1,12 @@
 """The whole extension contract: every hook that a plugin may implement.
 
-A plugin is a module named by an entry point of one of the groups in :data:`GROUPS`; it must cost nothing to import (no SDK,
-no torch, no network). Its functions marked with ``myelin.plugin.hookimpl`` implement the hooks below; it may leave out
-arguments it doesn't need, and any hook but the one of its group. Hooks are synchronous factories: they do no I/O, and async
-lives on what they return. A hook that gets a ``name`` answers only for its own entry point's name and returns None for any other.
+A plugin is a module named by an entry point of one of the groups in :data:`GROUPS`; it must cost nothing to import (no
+SDK, no torch, no network). Its functions marked with ``myelin.plugin.hookimpl`` implement the hooks below; it may leave
+out arguments it doesn't need, and any hook but the one of its group. Hooks are synchronous factories: they do no I/O,
+and async lives on what they return. A hook that gets a ``name`` is asked only of the plugin whose entry point has that
+name. The hooks ``myelin_config_section`` and ``myelin_not_ready`` belong to every group, ``myelin_engine_support`` to
+the engines; a plugin with a hook of a group in which it isn't registered is invalid, and so is one whose module has
+any other function named ``myelin_…``, a typing mistake. Wrappers around other plugins' hooks aren't supported.
 """
 
 from __future__ import annotations
@@ -67,8 +70,8 @@ def myelin_config_section() -> ConfigSection | None:
 def myelin_not_ready() -> str | None:
     """Why the installed plugin can't be used yet, in one line for people, or None where it can.
 
-    Called once after loading. A plugin that answers a text is shown by ``myelin plugins`` with the state ``not-ready``, and
-    using it is an error with this text.
+    Called once after loading. A plugin that answers a text is shown by ``myelin plugins`` with the state ``not-ready``,
+    and using it is an error with this text. It needn't have the hook of its group yet.
     """
 
 
@@ -92,8 +95,8 @@ def myelin_transport(name: str, options: TransportOptions) -> Transport | None:
 def myelin_plan(request: PlanRequest) -> RunPlan | None:
     """Decide which node holds which layers; None declines, and the next planner is asked.
 
-    Called once a run, and again when nodes change. The built-in planner comes last. With ``runtime.planner`` set, only the
-    named one is asked. Pure: the same request gives the same plan.
+    Called once a run, and again when nodes change. The built-in planner comes last. With ``runtime.planner`` set, only
+    the named one is asked. Pure: the same request gives the same plan.
 
     Raises:
         PlanError: The request can't be met, with what would fit.
@@ -104,8 +107,8 @@ def myelin_plan(request: PlanRequest) -> RunPlan | None:
 def myelin_engine_support() -> EngineSupport | None:
     """What the plugin's engine computes on this machine.
 
-    Called for each installed engine where ``runtime.engine`` is ``auto``, and by ``myelin doctor``. May look at the machine,
-    must not import a heavy package.
+    Called for each installed engine where ``runtime.engine`` is ``auto``, and by ``myelin doctor``. May look at the
+    machine, must not import a heavy package.
     """
 
 
