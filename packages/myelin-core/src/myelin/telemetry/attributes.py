@@ -1,0 +1,53 @@
+"""Every attribute name that our spans and their resource carry, in one place.
+
+Names of OpenTelemetry's semantic conventions are used where there is one; the generative AI ones are written out here
+since the conventions' package calls its constants deprecated.
+"""
+
+from __future__ import annotations
+
+SERVICE_NAME = "service.name"
+SERVICE_VERSION = "service.version"
+SERVICE_INSTANCE_ID = "service.instance.id"
+ERROR_TYPE = "error.type"
+
+RUN = "myelin.run.id"
+NODE = "myelin.node.id"
+ATTEMPT = "myelin.node.attempt"
+PROVIDER = "myelin.provider"
+OFFER = "myelin.offer.id"
+LEASE = "myelin.lease.id"
+ENDPOINT = "myelin.endpoint"
+ENGINE = "myelin.engine"
+TRANSPORT = "myelin.transport"
+PLANNER = "myelin.planner"
+MODEL = "myelin.model.uri"
+MODEL_ARCHITECTURE = "myelin.model.architecture"
+MODEL_BYTES = "myelin.model.bytes"
+STAGES = "myelin.stages"
+STAGE = "myelin.stage.index"
+FIRST_LAYER = "myelin.stage.first_layer"
+END_LAYER = "myelin.stage.end_layer"
+WEIGHT_BYTES = "myelin.stage.weight_bytes"
+KV_BYTES = "myelin.stage.kv_bytes"
+FETCHED_BYTES = "myelin.stage.fetched_bytes"
+LOAD_SECONDS = "myelin.stage.load_seconds"
+THREADS = "myelin.stage.threads"
+MAX_CONTEXT = "myelin.max_context"
+EPOCH = "myelin.epoch"
+MEMBERSHIP_KIND = "myelin.membership.kind"
+PROCESS_ID = "myelin.node.process_id"
+RESENDS = "myelin.resends"
+REQUESTS = "myelin.requests"
+
+GEN_AI_OPERATION = "gen_ai.operation.name"
+GEN_AI_PROVIDER = "gen_ai.provider.name"
+GEN_AI_REQUEST_MODEL = "gen_ai.request.model"
+GEN_AI_REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
+GEN_AI_REQUEST_TEMPERATURE = "gen_ai.request.temperature"
+GEN_AI_REQUEST_TOP_P = "gen_ai.request.top_p"
+GEN_AI_REQUEST_TOP_K = "gen_ai.request.top_k"
+GEN_AI_REQUEST_SEED = "gen_ai.request.seed"
+GEN_AI_RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"
+GEN_AI_USAGE_INPUT_TOKENS = "gen_ai.usage.input_tokens"
+GEN_AI_USAGE_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"

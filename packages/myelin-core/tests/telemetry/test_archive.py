@@ -1,0 +1,81 @@
+"""The file archive is OTLP JSON: it parses into the protocol's own messages."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.json_format import ParseDict
+from myelin.builtins import telemetry_file
+from myelin.errors import ConfigError, NodeError
+from myelin.plugin import TelemetryContext
+from myelin.telemetry.archive import ArchiveExporter
+from myelin.telemetry.tracing import configure_tracing, span
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+
+def parse(line: str) -> ExportTraceServiceRequest:
+    """Read a line as OTLP's JSON mapping says: ids are hex (protobuf's own mapping would want base64)."""
+
+    def to_base64(value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {name: to_base64(item, name) for name, item in value.items()}
+        if isinstance(value, list):
+            return [to_base64(item) for item in value]
+        if key in ("traceId", "spanId", "parentSpanId"):
+            return base64.b64encode(bytes.fromhex(value)).decode()
+        return value
+
+    return ParseDict(to_base64(json.loads(line)), ExportTraceServiceRequest())
+
+
+def test_lines_parse_with_the_protocols_messages(tmp_path: Path) -> None:
+    path = tmp_path / "traces.jsonl"
+    exporters = telemetry_file.myelin_telemetry(TelemetryContext("myelin-orchestrator", str(path)))
+    assert exporters is not None
+    tracing = configure_tracing("myelin-orchestrator", exporters, instance="one")
+    with span(tracing.tracer, "outer", {"text": "λ ünïcode", "number": 2**40, "list": ["a", "b"]}) as outer:
+        with pytest.raises(NodeError), span(tracing.tracer, "inner"):
+            raise NodeError("lost", reason="node-lost")
+        context = outer.get_span_context()
+    assert tracing.shutdown()
+
+    lines = path.read_text("utf-8").splitlines()
+    assert len(lines) == 1
+    raw = json.loads(lines[0])["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    by_name = {each["name"]: each for each in raw}
+    assert by_name["outer"]["traceId"] == f"{context.trace_id:032x}"
+    assert by_name["inner"]["parentSpanId"] == f"{context.span_id:016x}" == by_name["outer"]["spanId"]
+    assert isinstance(by_name["outer"]["startTimeUnixNano"], str)
+    assert by_name["inner"]["status"] == {"message": "lost", "code": 2}
+
+    request = parse(lines[0])
+    resource = {each.key: each.value.string_value for each in request.resource_spans[0].resource.attributes}
+    assert resource["service.name"] == "myelin-orchestrator"
+    attributes = {each.key: each.value for each in request.resource_spans[0].scope_spans[0].spans[1].attributes}
+    assert attributes["text"].string_value == "λ ünïcode"
+    assert attributes["number"].int_value == 2**40
+
+
+def test_runs_append(tmp_path: Path) -> None:
+    path = tmp_path / "traces.jsonl"
+    for name in ("first", "second"):
+        tracing = configure_tracing("a", (ArchiveExporter(path),))
+        with span(tracing.tracer, name):
+            pass
+        tracing.shutdown()
+    names = [parse(line).resource_spans[0].scope_spans[0].spans[0].name for line in path.read_text().splitlines()]
+    assert names == ["first", "second"]
+
+
+def test_no_trace_file_no_exporter() -> None:
+    assert not telemetry_file.myelin_telemetry(TelemetryContext("a", ""))
+
+
+def test_a_file_that_cannot_be_written_is_an_error_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written") as raised:
+        telemetry_file.myelin_telemetry(TelemetryContext("a", str(tmp_path / "missing" / "traces.jsonl")))
+    assert raised.value.hint
