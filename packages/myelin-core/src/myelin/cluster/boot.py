@@ -2,8 +2,8 @@
 
 A provider starts ``python -m myelin worker --boot-stdin`` and writes one *boot line* to its stdin, a channel that
 nobody else can read; stdin then stays open for as long as the node is wanted. The worker prints one *announcement* to
-its stdout as soon as it listens. Both are single lines of JSON, so that they can travel through a pipe, an SSH session or a
-container's log alike.
+its stdout as soon as it listens. Both are single lines of JSON, so that they can travel through a pipe, an SSH session
+or a container's log alike.
 
 Two things end a worker whose parent is gone: the end of stdin, which the worker watches, and, where the provider asked
 for it and the system is Linux, the kernel's own signal (:func:`die_with_parent`).

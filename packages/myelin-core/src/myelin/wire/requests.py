@@ -204,7 +204,7 @@ class Fault:
 
 
 def submit_record(submit: Submit, *, epoch: Epoch, sequence: int, flags: RecordFlags = RecordFlags.NONE) -> Record:
-    """The record for ``submit``; ``sequence`` is the record's place in the edge's stream, here as in all that follow."""
+    """The record for ``submit``; ``sequence`` is the record's place in the edge's stream, here and below."""
     meta = submit.to_meta()
     prompt = struct.pack(f"<{len(submit.prompt)}i", *submit.prompt)
     return Record(
