@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from myelin.model.architecture import Hyperparameters
+from myelin.errors import ModelError
+from myelin.model.architecture import Hyperparameters, stage_tensors
 from myelin.model.facts import ModelFacts, TensorInfo
 
 
@@ -62,8 +65,16 @@ class ByteSource(Protocol):
         """Free what it holds; twice is fine."""
 
 
+@runtime_checkable
+class DirectSource(Protocol):
+    """A byte source that can also fill memory that we give it; saves a copy of each tensor."""
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill ``target`` (writable bytes) from ``offset``; errors as :meth:`ByteSource.read_at`."""
+
+
 class ShardReader:
-    """Reads the tensors of one stage, and no other bytes.
+    """Reads the tensors of one stage, and no other bytes. Thread-safe.
 
     Attributes:
         facts, parameters, stage: What is read.
@@ -71,30 +82,93 @@ class ShardReader:
         bytes_read: Tensor bytes given out so far (a tensor read twice counts twice).
     """
 
-    facts: ModelFacts
-    parameters: Hyperparameters
-    stage: StageSlice
-    names: tuple[str, ...]
-    bytes_read: int
-
     def __init__(
         self, facts: ModelFacts, parameters: Hyperparameters, stage: StageSlice, sources: tuple[ByteSource, ...]
     ) -> None:
-        raise NotImplementedError
+        self.facts = facts
+        self.parameters = parameters
+        self.stage = stage
+        self.names: tuple[str, ...] = stage_tensors(facts, parameters, stage.first_layer, stage.end_layer)
+        self.bytes_read = 0
+        self._members = frozenset(self.names)
+        self._sources = sources
+        self._lock = threading.Lock()
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all the stage's tensors."""
+        return sum(self.facts.tensors[name].nbytes for name in self.names)
 
     def __contains__(self, name: str) -> bool:
         """Whether the stage has a tensor of this name."""
-        raise NotImplementedError
+        return name in self._members
 
     def info(self, name: str) -> TensorInfo:
         """The tensor's entry. Raises :class:`ModelError` if it isn't this stage's."""
-        raise NotImplementedError
+        if name not in self._members:
+            first, end = self.stage.first_layer, self.stage.end_layer
+            why = "belongs to another stage" if name in self.facts.tensors else "is not in the model"
+            raise ModelError(
+                f"tensor '{name}' was asked for by the stage of layers {first} to {end - 1}, but it {why}",
+                "This is a fault of the engine; please report it.",
+                reason="tensor-missing",
+            )
+        return self.facts.tensors[name]
 
     def read(self, name: str) -> NDArray[np.uint8]:
-        """The tensor's raw bytes as ``uint8`` of shape ``(rows, row_bytes)`` (rows = product of all but the last axis)."""
-        raise NotImplementedError
+        """The tensor's raw bytes as ``uint8`` of shape ``(rows, row_bytes)`` (rows = product of all but the last axis).
+
+        The array is new, writable and C-contiguous.
+        """
+        tensor = self.info(name)
+        return self.read_rows(name, 0, tensor.nbytes // tensor.row_bytes)
 
     def read_rows(self, name: str, first: int, count: int) -> NDArray[np.uint8]:
-        """Rows ``[first, first+count)`` of :meth:`read`, without reading the others: lets a large tensor be repacked piece
-        by piece."""
-        raise NotImplementedError
+        """Rows ``[first, first+count)`` of :meth:`read`, without reading the others: lets a large tensor be repacked
+        piece by piece.
+
+        Raises:
+            ModelError: The tensor isn't this stage's, or the bytes aren't there.
+            IndexError: The rows are outside the tensor.
+        """
+        tensor = self.info(name)
+        row_bytes = tensor.row_bytes
+        rows = tensor.nbytes // row_bytes
+        if first < 0 or count < 0 or first + count > rows:
+            raise IndexError(f"rows {first} to {first + count} of {rows} in tensor '{name}'")
+        offset, length = tensor.offset + first * row_bytes, count * row_bytes
+        source = self._sources[tensor.part]
+        values = np.empty((count, row_bytes), dtype=np.uint8)
+        if length:
+            target = values.reshape(-1).data
+            if isinstance(source, DirectSource):
+                source.read_into(offset, target)
+            else:
+                target[:] = source.read_at(offset, length)
+        with self._lock:
+            self.bytes_read += length
+        return values
+
+
+def stage_byte_ranges(facts: ModelFacts, names: Iterable[str], gap: int = 0) -> tuple[ByteRange, ...]:
+    """The bytes of these tensors as ranges, ascending by part and start, none overlapping.
+
+    Args:
+        facts: The model.
+        names: Tensors in any order; one named twice counts once.
+        gap: Ranges of one part that are at most this many bytes apart become one (fewer requests, some bytes too many).
+
+    Raises:
+        KeyError: A name isn't the model's.
+    """
+    spans = sorted(
+        (tensor.part, tensor.offset, tensor.offset + tensor.nbytes)
+        for tensor in (facts.tensors[name] for name in set(names))
+    )
+    merged: list[ByteRange] = []
+    for part, start, end in spans:
+        if merged and merged[-1].part == part and start <= merged[-1].end + gap:
+            merged[-1] = ByteRange(part, merged[-1].start, max(end, merged[-1].end))
+        else:
+            merged.append(ByteRange(part, start, end))
+    return tuple(merged)
