@@ -42,7 +42,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class PartInfo:
-    """One file of the model: ``name`` is what people see, its first ``header_bytes`` are the header (padding included)."""
+    """One file of the model: ``name`` is what people see, its first ``header_bytes`` are header (padding included)."""
 
     name: str
     size: int

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from myelin.errors import ModelError
+from myelin.model.split import part_names
 
 
 class LocalFile:
@@ -137,3 +138,42 @@ class JoinedFiles:
         """Close all files; twice is fine."""
         for file in self._files:
             file.close()
+
+
+def open_all(paths: Iterable[Path]) -> tuple[LocalFile, ...]:
+    """Open these files; where one can't be opened, none stays open and its :class:`ModelError` is raised."""
+    files: list[LocalFile] = []
+    try:
+        for path in paths:
+            files.append(LocalFile(path))  # noqa: PERF401  # those opened so far must be known when one fails
+    except ModelError:
+        for file in files:
+            file.close()
+        raise
+    return tuple(files)
+
+
+def open_files(path: Path) -> tuple[LocalFile, ...]:
+    """Open the file, or all parts of the split model that it begins.
+
+    Raises:
+        ModelError: A file is missing or can't be read (nothing stays open), or ``path`` is a later part.
+    """
+    if path.is_dir():
+        inside = sorted(file.name for file in path.glob("*.gguf"))
+        raise ModelError(
+            f"{path} is a folder",
+            f"Name a file in it, such as {inside[0]}." if inside else "Name a .gguf file.",
+            reason="model-missing",
+        )
+    names = part_names(path.name)
+    if len(names) > 1:
+        missing = [name for name in names if not (path.parent / name).is_file()]
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise ModelError(
+                f"the split model's part {missing[0]}{more} is missing from {path.parent}",
+                f"Keep all {len(names)} parts in one folder under the names that they were published with.",
+                reason="model-part",
+            )
+    return open_all(path.parent / name for name in names)
