@@ -51,6 +51,7 @@ class RuntimeSection(Section):
     )
     pipeline_stages: int = Field(
         1,
+        ge=1,
         description="how many nodes the layers are split over",
         json_schema_extra=names("MYELIN_PIPELINE_STAGES", flag="-N/--pipeline-stages"),
     )
@@ -128,7 +129,11 @@ class PromptSection(Section):
         json_schema_extra=names(flag="--max-tokens"),
     )
     temperature: float = Field(
-        0.0, ge=0, le=100, description="0 is greedy", json_schema_extra=names(flag="--temperature")
+        0.0,
+        ge=0,
+        le=100,
+        description="how freely tokens are drawn; 0 always takes the likeliest",
+        json_schema_extra=names(flag="--temperature"),
     )
     top_k: int = Field(0, ge=0, description="keep only the k most likely tokens; 0 keeps all")
     top_p: float = Field(1.0, gt=0, le=1, description="keep the likeliest tokens that add up to this probability")
