@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from myelin.plugin import ConfigSection, hookimpl
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class DockerSection(BaseModel):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
-
 from myelin.plugin import ConfigSection, hookimpl
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 
 class VastaiSection(BaseModel):
