@@ -74,7 +74,8 @@ def softcap(logits: Floats, cap: float) -> Floats:
     """``cap * tanh(logit / cap)``; a cap of 0 leaves them alone."""
     if cap <= 0:
         return logits
-    return (np.float32(cap) * np.tanh(logits / np.float32(cap))).astype(np.float32, copy=False)
+    capped: Floats = np.float32(cap) * np.tanh(logits / np.float32(cap))
+    return capped
 
 
 def rope_angles(

@@ -35,16 +35,17 @@ from myelin.model.quant import GgmlType
 from myelin.model.shard import ShardReader
 from myelin.values import SequenceId
 
-REFERENCE_TYPES = frozenset(GgmlType) - {
-    GgmlType.Q8_1,
-    GgmlType.Q8_K,
-    GgmlType.I8,
-    GgmlType.I16,
-    GgmlType.I32,
-    GgmlType.I64,
-    GgmlType.F64,
-}
-"""All types that the ``gguf`` package dequantizes: those left out never hold weights (activations and indices)."""
+REFERENCE_TYPES = frozenset(
+    {
+        *(GgmlType.F32, GgmlType.F16, GgmlType.BF16),
+        *(GgmlType.Q4_0, GgmlType.Q4_1, GgmlType.Q5_0, GgmlType.Q5_1, GgmlType.Q8_0),
+        *(GgmlType.Q2_K, GgmlType.Q3_K, GgmlType.Q4_K, GgmlType.Q5_K, GgmlType.Q6_K),
+        *(GgmlType.IQ1_S, GgmlType.IQ1_M, GgmlType.IQ2_XXS, GgmlType.IQ2_XS, GgmlType.IQ2_S),
+        *(GgmlType.IQ3_XXS, GgmlType.IQ3_S, GgmlType.IQ4_NL, GgmlType.IQ4_XS),
+        *(GgmlType.TQ1_0, GgmlType.TQ2_0, GgmlType.MXFP4),
+    }
+)
+"""All types that hold weights and that the ``gguf`` package dequantizes."""
 
 EMBEDDING = "token_embd.weight"
 LOAD_ROWS = 4096
@@ -236,13 +237,16 @@ def _floats(raw: NDArray[np.uint8], ggml_type: GgmlType) -> Floats:
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    if ggml_type not in REFERENCE_TYPES:
+    try:
+        if ggml_type not in REFERENCE_TYPES:
+            raise NotImplementedError
+        return np.ascontiguousarray(dequantize(raw, GGMLQuantizationType(int(ggml_type))), dtype=np.float32)
+    except (NotImplementedError, ValueError) as error:  # ValueError: an older gguf package has no such type
         raise EngineError(
             f"the reference engine cannot read tensors of type {ggml_type.name}",
-            "use another quantization",
-            reason="type",
-        )
-    return np.ascontiguousarray(dequantize(raw, GGMLQuantizationType(int(ggml_type))), dtype=np.float32)
+            "use another quantization, or a newer gguf package",
+            reason="unsupported-type",
+        ) from error
 
 
 def _dequantized(shard: ShardReader, name: str) -> Floats:
