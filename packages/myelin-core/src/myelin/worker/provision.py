@@ -1,0 +1,194 @@
+"""Loading a stage: from the orchestrator's request to an engine that is ready."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import SecretStr
+
+from myelin.engine.contract import Engine, EngineOptions, Progress
+from myelin.errors import ModelError, WireError
+from myelin.model.shard import StageSlice
+from myelin.model.source import ModelSource, SourceOptions
+from myelin.wire.control_pb2 import Provision
+from myelin.worker.segments import BatchLimits
+from myelin.worker.stage import LoadedStage
+
+MAX_POSITIONS = 1 << 31
+"""Above any context; positions and row counts stay within 32 bits."""
+
+
+class StagePlugins(Protocol):
+    """What loading asks of the plugin registry."""
+
+    def engine(self, name: str, options: EngineOptions) -> Engine:
+        """Make the engine ``name``."""
+
+    def model_source(self, uri: str, options: SourceOptions) -> ModelSource:
+        """The source that recognises ``uri``."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageRequest:
+    """A checked :class:`Provision`: which model, which layers, which engine.
+
+    Attributes:
+        model_uri: The model's source.
+        engine: The engine's name.
+        options: The engine's.
+        index, count: Which stage of how many.
+        first_layer, end_layer: Its layers, ``[first, end)``.
+        end_tokens: Ids that end a generation.
+        cache_dir: Where remote files are kept.
+        part_sizes: Bytes of the model's parts as the orchestrator saw them; empty where it doesn't say.
+        header_digest: The fingerprint of the model's headers as the orchestrator saw them; empty where it doesn't say.
+    """
+
+    model_uri: str
+    engine: str
+    options: EngineOptions
+    index: int
+    count: int
+    first_layer: int
+    end_layer: int
+    end_tokens: frozenset[int]
+    cache_dir: Path
+    part_sizes: tuple[int, ...]
+    header_digest: bytes
+
+
+def stage_request(message: Provision, *, default_engine: str, default_cache_dir: Path) -> StageRequest:
+    """Check what the orchestrator asked for.
+
+    Raises:
+        WireError: A number is out of range, or numbers contradict each other.
+    """
+    options = message.options
+    for name, value in (
+        ("max_context", options.max_context),
+        ("max_sequences", options.max_sequences),
+        ("max_batch_tokens", options.max_batch_tokens),
+    ):
+        if not 1 <= value <= MAX_POSITIONS:
+            raise WireError(f"a stage was asked for with {name} {value}")
+    if not 0 <= message.stage_index < message.stage_count:
+        raise WireError(f"stage {message.stage_index} was asked for, of {message.stage_count}")
+    if not message.first_layer < message.end_layer:
+        raise WireError(f"layers {message.first_layer} to {message.end_layer} were asked for")
+    if (message.first_layer == 0) != (message.stage_index == 0):
+        raise WireError(f"stage {message.stage_index} was asked for from layer {message.first_layer}")
+    return StageRequest(
+        model_uri=message.model_uri,
+        engine=message.engine or default_engine,
+        options=EngineOptions(
+            threads=options.threads,
+            max_context=options.max_context,
+            max_sequences=options.max_sequences,
+            max_batch_tokens=options.max_batch_tokens,
+            kv_dtype=options.kv_dtype or EngineOptions().kv_dtype,
+            memory_bytes=options.memory_bytes,
+        ),
+        index=message.stage_index,
+        count=message.stage_count,
+        first_layer=message.first_layer,
+        end_layer=message.end_layer,
+        end_tokens=frozenset(message.end_tokens),
+        cache_dir=Path(message.model_cache_dir) if message.model_cache_dir else default_cache_dir,
+        part_sizes=tuple(message.part_sizes),
+        header_digest=message.header_digest,
+    )
+
+
+def source_options(cache_dir: Path, environment: Mapping[str, str]) -> SourceOptions:
+    """What sources may use on this node, by the Hub's own variables."""
+    token = environment.get("HF_TOKEN", "")
+    offline = environment.get("HF_HUB_OFFLINE", "").strip().lower() in ("1", "true", "yes", "on")
+    endpoint = environment.get("HF_ENDPOINT", "").rstrip("/")
+    if endpoint:
+        return SourceOptions(cache_dir, SecretStr(token) if token else None, offline, endpoint)
+    return SourceOptions(cache_dir, SecretStr(token) if token else None, offline)
+
+
+def load_stage(
+    request: StageRequest, plugins: StagePlugins, environment: Mapping[str, str], progress: Progress
+) -> LoadedStage:
+    """Open the model, check that it is the one that was planned, and have the engine load its stage.
+
+    Blocking; called on the thread that will own the engine. Progress phases: ``open``, ``fetch``, then the engine's.
+
+    Raises:
+        ModelError: The model can't be opened, or it is another one than the orchestrator planned.
+        EngineError: The engine can't load it.
+        MyelinError: Anything else that a plugin says.
+    """
+    from myelin.model.architecture import describe
+    from myelin.model.digest import header_digest
+    from myelin.model.gguf import read_facts
+    from myelin.model.shard import ShardReader
+
+    progress("open", 0, 0)
+    source = plugins.model_source(request.model_uri, source_options(request.cache_dir, environment))
+    parts = source.open(lambda done, total: progress("fetch", done, total))
+    try:
+        sizes = tuple(part.size for part in parts)
+        if request.part_sizes and sizes != request.part_sizes:
+            raise _another_model(f"its files have {_listed(sizes)} bytes here, {_listed(request.part_sizes)} there")
+        facts = read_facts(parts)
+        if request.header_digest and header_digest(facts, parts) != request.header_digest:
+            raise _another_model("its header differs")
+        parameters = describe(facts)
+        if request.end_layer > parameters.n_layers:
+            raise _another_model(f"it has {parameters.n_layers} layers here, and layer {request.end_layer - 1} is due")
+        stage = StageSlice(request.first_layer, request.end_layer, parameters.n_layers)
+        if stage.is_tail != (request.index == request.count - 1):
+            raise _another_model(f"stage {request.index} of {request.count} ends with layer {request.end_layer}")
+        reader = ShardReader(facts, parameters, stage, parts)
+        engine = plugins.engine(request.engine, request.options)
+        try:
+            report = engine.load(reader, progress)
+        except BaseException:
+            engine.close()
+            raise
+    except BaseException:
+        for part in parts:
+            part.close()
+        raise
+    return LoadedStage(
+        engine=engine,
+        slice=stage,
+        index=request.index,
+        count=request.count,
+        width=parameters.width,
+        vocab_size=parameters.vocab_size,
+        limits=BatchLimits(
+            request.options.max_context, request.options.max_sequences, request.options.max_batch_tokens
+        ),
+        end_tokens=request.end_tokens,
+        report=report,
+        fetched_bytes=reader.bytes_read,
+        threads=request.options.threads or usable_cores(),
+    )
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS, Windows
+        return os.cpu_count() or 1
+
+
+def _listed(sizes: tuple[int, ...]) -> str:
+    return " + ".join(f"{size:,}" for size in sizes)
+
+
+def _another_model(why: str) -> ModelError:
+    return ModelError(
+        f"this node opened another model than the one that was planned: {why}",
+        "make sure that every node has the same revision of the model's files",
+        reason="different-model",
+    )
