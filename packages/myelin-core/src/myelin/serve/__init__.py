@@ -1,0 +1,1 @@
+"""Serving: text in, text out, over a live pipeline; the prompt RPC; conversations."""
