@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
-from myelin.engine.contract import Engine, EngineOptions, LoadReport, Sample, Segment, StageBatch, StageOutput
+from myelin.engine.contract import Engine, EngineOptions, LoadReport, Progress, Sample, Segment, StageBatch, StageOutput
 from myelin.model.architecture import Hyperparameters, describe
 from myelin.model.facts import ModelFacts
 from myelin.model.gguf import read_facts
@@ -146,6 +146,7 @@ def load_stages(
     model: Path | Sequence[Path],
     cuts: Sequence[int] = (),
     options: EngineOptions | None = None,
+    progress: Progress | None = None,
 ) -> Chain:
     """Load a model as a chain.
 
@@ -154,6 +155,7 @@ def load_stages(
         model: The GGUF file, or the parts of a split one in order.
         cuts: The layers before which a new stage begins, ascending; none is one stage.
         options: For every engine.
+        progress: Hears of the loading.
 
     Raises:
         ModelError, EngineError: It can't be read, or not be computed.
@@ -172,7 +174,7 @@ def load_stages(
         reports = []
         for shard in shards:
             engines.append(factory(options or EngineOptions(threads=1, max_context=1024)))
-            reports.append(engines[-1].load(shard, _silent))
+            reports.append(engines[-1].load(shard, progress or _silent))
     except BaseException:
         for engine in engines:
             engine.close()

@@ -79,7 +79,7 @@ class LlamaOracle:
         return str(self._post("/detokenize", {"tokens": list(tokens)})["content"])
 
     def candidates(self, tokens: Sequence[int], count: int = 5) -> list[Candidate]:
-        """The most likely tokens after ``tokens``, best first; a prefix of the last call's tokens isn't computed again."""
+        """The most likely tokens after ``tokens``, best first; what is known of the last call is reused."""
         answer = self._complete(tokens, 1, n_probs=count, logit_bias=[[self._letter, 10000.0]])
         (entry,) = answer["completion_probabilities"]
         return [Candidate(int(top["id"]), float(top["logprob"])) for top in entry["top_logprobs"]]
