@@ -23,41 +23,54 @@ def choose(logits: NDArray[np.float32], parameters: SamplingParams, position: in
     """
     best = int(np.argmax(logits))
     peak = float(logits[best])
-    log_total = peak + math.log(float(np.exp(logits - logits[best], dtype=np.float32).sum(dtype=np.float64)))
+    with np.errstate(over="ignore"):  # logits farther apart than float32 reaches: -inf is as good as the difference
+        below = logits - logits[best]
+    log_total = peak + math.log(float(np.exp(below, dtype=np.float32).sum(dtype=np.float64)))
     if parameters.temperature <= 0.0:
         return best, peak - log_total
 
-    order, weights = _most_likely(logits, peak, parameters)
-    cumulative = np.cumsum(weights)
-    if parameters.top_p < 1.0:
-        survivors = int(np.searchsorted(cumulative, parameters.top_p * cumulative[-1], side="left")) + 1
-        cumulative = cumulative[:survivors]
-    draw = np.random.Generator(np.random.Philox(key=_key(parameters.seed, position))).random()
-    index = min(int(np.searchsorted(cumulative, draw * cumulative[-1], side="right")), len(cumulative) - 1)
-    token = int(order[index])
-    return token, float(logits[token]) - log_total
-
-
-def _most_likely(
-    logits: NDArray[np.float32], peak: float, parameters: SamplingParams
-) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """Ids of the ``top_k`` most likely tokens (all where it is 0), most likely first, and their unscaled probabilities.
-
-    Tokens whose probability is below float64's resolution of the best one's are left out: no draw can reach them, and
-    so a peaked distribution over a vocabulary of 262,144 isn't sorted whole.
-    """
     # The peak is subtracted before the division: a tiny temperature then gives -inf for the others, never inf - inf.
     with np.errstate(over="ignore"):
         scaled = (logits.astype(np.float64) - peak) / parameters.temperature
-    if 0 < parameters.top_k < len(scaled):
-        threshold = np.partition(scaled, -parameters.top_k)[-parameters.top_k]
-    else:
-        threshold = -np.inf
+    draw = np.random.Generator(np.random.Philox(key=_key(parameters.seed, position))).random()
+    token = _drawn(scaled, parameters.top_k, parameters.top_p, draw)
+    return token, float(logits[token]) - log_total
+
+
+def _drawn(scaled: NDArray[np.float64], top_k: int, top_p: float, draw: float) -> int:
+    """The token at ``draw``, in [0, 1), of the filtered distribution.
+
+    Sorting a vocabulary of 262,144 takes longer than a small model's step, and the draw rarely lands beyond the first
+    thousand: so those alone are ranked first, and all only where they don't reach far enough.
+    """
+    limit = min(top_k, len(scaled)) if top_k > 0 else len(scaled)
+    order = _most_likely(scaled, min(limit, RANKED_FIRST))
+    cumulative = np.cumsum(np.exp(scaled[order]))
+    total = float(cumulative[-1])
+    if limit > RANKED_FIRST:
+        total = float(np.exp(scaled).sum()) if top_k <= 0 else math.inf
+        if cumulative[-1] <= total * (top_p if top_p < 1.0 else draw):
+            order = _most_likely(scaled, limit)
+            cumulative = np.cumsum(np.exp(scaled[order]))
+            total = float(cumulative[-1])
+    if top_p < 1.0:
+        survivors = int(np.searchsorted(cumulative, top_p * total, side="left")) + 1
+        cumulative = cumulative[:survivors]
+        total = float(cumulative[-1])
+    index = min(int(np.searchsorted(cumulative, draw * total, side="right")), len(cumulative) - 1)
+    return int(order[index])
+
+
+RANKED_FIRST = 1024
+"""How many tokens are ranked before the rest is looked at."""
+
+
+def _most_likely(scaled: NDArray[np.float64], count: int) -> NDArray[np.intp]:
+    """Ids of the ``count`` most likely tokens, most likely first, ties to the lowest id; fewer where the others' share
+    is below what float64 can tell from nothing."""
+    threshold = np.partition(scaled, -count)[-count] if count < len(scaled) else -np.inf
     candidates = np.flatnonzero(scaled >= max(threshold, _NEGLIGIBLE))
-    order = candidates[np.argsort(-scaled[candidates], kind="stable")]
-    if parameters.top_k > 0:
-        order = order[: parameters.top_k]  # ties at the threshold: the lowest ids stay
-    return order, np.exp(scaled[order])
+    return candidates[np.argsort(-scaled[candidates], kind="stable")][:count]
 
 
 _NEGLIGIBLE = math.log(2.0**-53) - math.log(2.0**24)
