@@ -1,0 +1,208 @@
+"""The ``hf:`` source, through the Hub's own client, against a hub on loopback."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from myelin.builtins.source_hub import myelin_model_source
+from myelin.errors import ModelError, UsageError
+from myelin.model.source import ModelSource, SourceOptions
+from myelin_testkit.hub import FakeHub, Fault
+from pydantic import SecretStr
+
+DATA = random.Random(8).randbytes(300_000)
+URI = "hf:someone/model/sub/model.gguf"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    sleep = time.sleep
+    monkeypatch.setattr("time.sleep", lambda seconds: sleep(min(seconds, 0.02)))
+    with FakeHub() as hub:
+        yield hub
+
+
+def source(hub: FakeHub, cache: Path, uri: str = URI, **options: object) -> ModelSource:
+    found = myelin_model_source(uri, SourceOptions(cache, hub_endpoint=hub.url, **options))  # type: ignore[arg-type]  # any
+    assert found is not None
+    return found
+
+
+def content(opened: ModelSource) -> bytes:
+    files = opened.open()
+    data = b"".join(file.read_at(0, file.size) for file in files)
+    for file in files:
+        file.close()
+    return data
+
+
+def test_a_branch_becomes_a_commit_once_opened(hub: FakeHub, tmp_path: Path) -> None:
+    commit = hub.add("someone/model", "sub/model.gguf", DATA)
+    opened = source(hub, tmp_path)
+    assert opened.uri == f"{URI}@main"
+    assert content(opened) == DATA
+    assert opened.uri == f"{URI}@{commit}"
+
+
+def test_a_node_gets_the_commit_whatever_the_branch_does(hub: FakeHub, tmp_path: Path) -> None:
+    hub.add("someone/model", "sub/model.gguf", DATA)
+    opened = source(hub, tmp_path / "orchestrator")
+    content(opened)
+    hub.add("someone/model", "sub/model.gguf", DATA[::-1])
+    assert content(source(hub, tmp_path / "node", opened.uri)) == DATA
+    assert content(source(hub, tmp_path / "other")) == DATA[::-1]
+
+
+def test_a_commit_in_the_cache_needs_no_hub(hub: FakeHub, tmp_path: Path) -> None:
+    commit = hub.add("someone/model", "sub/model.gguf", DATA)
+    content(source(hub, tmp_path))
+    before = len(hub.seen)
+    assert content(source(hub, tmp_path, f"{URI}@{commit}")) == DATA
+    assert content(source(hub, tmp_path, offline=True)) == DATA
+    assert len(hub.seen) == before
+
+
+def test_offline_without_a_copy_says_so_and_sends_nothing(hub: FakeHub, tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as caught:
+        content(source(hub, tmp_path, offline=True))
+    assert caught.value.reason == "model-offline"
+    assert hub.seen == []
+
+
+def test_the_token_goes_to_the_hub_and_not_to_the_store(hub: FakeHub, tmp_path: Path) -> None:
+    hub.add("someone/model", "sub/model.gguf", DATA)
+    hub.gate("someone/model", "hf_secret")
+    assert content(source(hub, tmp_path, token=SecretStr("hf_secret"))) == DATA
+    by_server = {name: [r for r in hub.seen if r.server == name] for name in ("hub", "store")}
+    assert any(request.headers.get("authorization") == "Bearer hf_secret" for request in by_server["hub"])
+    assert by_server["store"]
+    assert all("authorization" not in request.headers for request in by_server["store"])
+
+
+def test_without_a_token_none_is_sent(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_from_elsewhere")
+    hub.add("someone/model", "sub/model.gguf", DATA)
+    content(source(hub, tmp_path))
+    assert all("authorization" not in request.headers for request in hub.seen)
+
+
+@pytest.mark.parametrize("token", [None, SecretStr("hf_wrong")])
+def test_a_gated_repository_says_what_to_do(hub: FakeHub, tmp_path: Path, token: SecretStr | None) -> None:
+    hub.add("someone/model", "sub/model.gguf", DATA)
+    hub.gate("someone/model", "hf_right")
+    with pytest.raises(ModelError, match="gated") as caught:
+        content(source(hub, tmp_path, token=token))
+    assert caught.value.reason == "model-denied"
+    assert "HF_TOKEN" in caught.value.hint
+    assert "hf_wrong" not in caught.value.message + caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("uri", "named"),
+    [
+        ("hf:nobody/model/model.gguf", "nobody/model"),
+        ("hf:someone/model/other.gguf", "other.gguf"),
+        (f"{URI}@v9", "v9"),
+        (f"{URI}@{'0' * 40}", "0" * 12),
+    ],
+)
+def test_what_is_not_there_is_named(hub: FakeHub, tmp_path: Path, uri: str, named: str) -> None:
+    hub.add("someone/model", "sub/model.gguf", DATA)
+    with pytest.raises(ModelError) as caught:
+        content(source(hub, tmp_path, uri))
+    assert named in caught.value.message
+    assert caught.value.hint
+    assert "\n" not in caught.value.message + caught.value.hint
+    assert caught.value.reason == "model-missing"
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault(cut_after=100_000), Fault(status=503), Fault(status=429, retry_after=0), Fault(status=500)]
+)
+def test_a_stumbling_store_is_asked_again(hub: FakeHub, tmp_path: Path, fault: Fault) -> None:
+    hub.add("someone/model", "sub/model.gguf", DATA)
+    hub.fail(fault, fault)
+    assert content(source(hub, tmp_path)) == DATA
+
+
+def test_a_stumbling_hub_is_asked_again(hub: FakeHub, tmp_path: Path) -> None:
+    hub.add("someone/model", "sub/model.gguf", DATA)
+    hub.fail_hub(Fault(status=503), Fault(status=503))
+    assert content(source(hub, tmp_path)) == DATA
+
+
+def test_a_store_that_never_answers_well_ends_in_an_error(hub: FakeHub, tmp_path: Path) -> None:
+    hub.add("someone/model", "sub/model.gguf", DATA)
+    hub.fail(*[Fault(status=503)] * 100)
+    with pytest.raises(ModelError, match="503") as caught:
+        content(source(hub, tmp_path))
+    assert caught.value.reason == "model-fetch"
+
+
+def test_progress_ends_at_the_whole_size(hub: FakeHub, tmp_path: Path) -> None:
+    hub.add("someone/model", "sub/model.gguf", DATA)
+    seen: list[tuple[int, int]] = []
+    source(hub, tmp_path).open(lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (len(DATA), len(DATA))
+
+
+def test_all_parts_of_a_split_model_come_from_one_commit(hub: FakeHub, tmp_path: Path) -> None:
+    for number, part in enumerate((DATA[:1000], DATA[1000:5000], DATA[5000:]), 1):
+        hub.add("someone/split", f"m-{number:05d}-of-00003.gguf", part)
+    assert content(source(hub, tmp_path, "hf:someone/split/m-00001-of-00003.gguf")) == DATA
+    with pytest.raises(ModelError, match="part 3 of 3"):
+        content(source(hub, tmp_path, "hf:someone/split/m-00003-of-00003.gguf"))
+
+
+def _open_in_process(endpoint: str, cache: Path, results: multiprocessing.Queue[int]) -> None:
+    found = myelin_model_source(URI, SourceOptions(cache, hub_endpoint=endpoint))
+    assert found is not None
+    results.put(sum(content(found)))
+
+
+def test_processes_that_want_the_same_file_all_get_it(hub: FakeHub, tmp_path: Path) -> None:
+    hub.add("someone/model", "sub/model.gguf", DATA)
+    context = multiprocessing.get_context("fork")
+    results: multiprocessing.Queue[int] = context.Queue()
+    processes = [context.Process(target=_open_in_process, args=(hub.url, tmp_path, results)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    sums = [results.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join()
+    assert sums == [sum(DATA)] * 2
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "hf:",
+        "hf:model.gguf",
+        "hf:owner/model.gguf",
+        "hf:owner/model/file.bin",
+        "hf:owner/model/../../file.gguf",
+        "hf:owner/model/file.gguf@",
+        "hf:owner/model/file.gguf@a b",
+    ],
+)
+def test_misspelt_names_are_usage_errors(uri: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        myelin_model_source(uri, SourceOptions(tmp_path))
+    assert "hf:owner/repository/file.gguf" in caught.value.hint
+
+
+def test_the_usual_spellings_are_read(tmp_path: Path) -> None:
+    options = SourceOptions(tmp_path)
+    for spelling in ("hf:o/r/f.gguf", "hf://o/r/f.gguf", "hf:o/r/f.gguf@main"):
+        found = myelin_model_source(spelling, options)
+        assert found is not None
+        assert found.uri == "hf:o/r/f.gguf@main"
+    assert myelin_model_source("/a/hf:b.gguf", options) is None
+    assert myelin_model_source("https://huggingface.co/o/r/resolve/main/f.gguf", options) is None
