@@ -86,7 +86,7 @@ class EdgePlan:
 
     Attributes:
         source, target: Node ids; the orchestrator's side is ``"orchestrator"``.
-        token_bytes: Payload bytes of a record for each token in it.
+        token_bytes: Bytes of a record for each token in it.
         record_bytes: The largest record, header included.
     """
 
