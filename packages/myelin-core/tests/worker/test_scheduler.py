@@ -351,11 +351,11 @@ class Pipeline(RuleBasedStateMachine):
         assert len(self.held) <= bounds.max_sequences, "the engines have a place for each"
         if batch.segments:
             self.flying.append(batch)
-            for sequence in list(self.held):
-                seen = any(segment.sequence == sequence for segment in batch.segments)
-                busy = sequence in self.awaiting or sequence in self.finished
-                self.idle_rounds[sequence] = 0 if seen or busy else self.idle_rounds.get(sequence, 0) + 1
-                assert self.idle_rounds[sequence] <= 2 * bounds.stages * bounds.max_sequences + 2, "starved"
+            for held in list(self.held):
+                seen = any(segment.sequence == held for segment in batch.segments)
+                busy = held in self.awaiting or held in self.finished
+                self.idle_rounds[held] = 0 if seen or busy else self.idle_rounds.get(held, 0) + 1
+                assert self.idle_rounds[held] <= 2 * bounds.stages * bounds.max_sequences + 2, "starved"
         else:
             assert batch.releases
 

@@ -53,7 +53,7 @@ from myelin.worker.stage import ActivationRoute, LoadedStage, LocalRoute, Route,
 
 HELLO_SECONDS = 10.0
 """How long a new control stream may stay silent."""
-PROGRESS_SECONDS = 0.2
+PROGRESS_SECONDS = 0.15
 """Progress is told this often while a stage is being loaded."""
 CLOSE_SECONDS = 2.0
 """How long the engine, and each stream, may take to end."""
@@ -311,6 +311,7 @@ class Agent:
             link.tell(failure(error))
             return
         self._loading = _Loading(message.id)
+        link.tell(self._loading.progress())
         self._background_task(self._load(self._loading, message, traceparent))
 
     async def _load(self, loading: _Loading, message: Provision, traceparent: str) -> None:
@@ -389,8 +390,8 @@ class Agent:
 
     async def _tick(self, loading: _Loading) -> None:
         while True:
-            self._tell(loading.progress())
             await asyncio.sleep(PROGRESS_SECONDS)
+            self._tell(loading.progress())
 
     def _take(self, loaded: LoadedStage) -> None:
         assert self._thread is not None
@@ -527,7 +528,7 @@ class Agent:
         if loaded is not None:
             try:
                 async with asyncio.timeout(CLOSE_SECONDS):
-                    await thread.call(loaded.engine.close)
+                    await thread.call(loaded.close)
             except TimeoutError:
                 self._log.warning("the engine is still busy")
             except Exception as error:

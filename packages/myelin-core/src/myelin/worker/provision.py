@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from myelin.engine.contract import Engine, EngineOptions, Progress
 from myelin.errors import ModelError, WireError
-from myelin.model.shard import StageSlice
+from myelin.model.shard import ByteSource, StageSlice
 from myelin.model.source import ModelSource, SourceOptions
 from myelin.wire.control_pb2 import Provision
 from myelin.worker.segments import BatchLimits
@@ -154,8 +154,7 @@ def load_stage(
             engine.close()
             raise
     except BaseException:
-        for part in parts:
-            part.close()
+        _close(parts)
         raise
     return LoadedStage(
         engine=engine,
@@ -171,7 +170,13 @@ def load_stage(
         report=report,
         fetched_bytes=reader.bytes_read,
         threads=request.options.threads or usable_cores(),
+        close_model=lambda: _close(parts),
     )
+
+
+def _close(parts: tuple[ByteSource, ...]) -> None:
+    for part in parts:
+        part.close()
 
 
 def usable_cores() -> int:

@@ -44,6 +44,7 @@ class LoadedStage:
         report: The engine's, from loading.
         fetched_bytes: Tensor bytes that were read of the model.
         threads: Compute threads.
+        close_model: Frees the model's files, once the engine is closed: engines may read them as long as they live.
     """
 
     engine: Engine
@@ -57,6 +58,12 @@ class LoadedStage:
     report: LoadReport
     fetched_bytes: int
     threads: int
+    close_model: Callable[[], None] = lambda: None
+
+    def close(self) -> None:
+        """Free the engine, then the model's files. On the engine's thread."""
+        self.engine.close()
+        self.close_model()
 
 
 class Work:
