@@ -17,11 +17,10 @@ from myelin.transport.contract import (
     Listener,
     MessageStream,
     PeerIdentity,
-    StreamHandler,
     Transport,
     TransportOptions,
 )
-from myelin.transport.grpc import GrpcTransport
+from myelin.transport.grpc import DialledStream, GrpcTransport
 from myelin.transport.memory import MemoryTransport
 from myelin.values import Attempt, NodeId, RunId
 from pydantic import SecretStr
@@ -51,9 +50,9 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[Factory]:
     yield factory
     for transport in reversed(made):
         await transport.close()
-    deadline = asyncio.get_running_loop().time() + 2.0
-    while (left := asyncio.all_tasks() - before - {asyncio.current_task()}) and asyncio.get_running_loop().time() < deadline:
-        await asyncio.sleep(0.01)
+    left = asyncio.all_tasks() - before - {asyncio.current_task()}
+    if left:
+        _, left = await asyncio.wait(left, timeout=2.0)
     assert not left
 
 
@@ -135,10 +134,9 @@ async def test_any_buffer_may_be_sent_and_changed_afterwards(make: Factory) -> N
 
 async def test_a_large_message(make: Factory) -> None:
     message = bytes(range(256)) * (32 * MIB // 256)
-    async with pair(make) as both:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(both.dialled.send(message))
-            received = await both.accepted.receive()
+    async with pair(make) as both, asyncio.TaskGroup() as group:
+        group.create_task(both.dialled.send(message))
+        received = await both.accepted.receive()
     assert received == message
 
 
@@ -440,10 +438,7 @@ async def test_a_dialler_that_greets_and_falls_silent_is_dropped(make: Factory) 
     given = replace(options(TAIL), connect_timeout_s=0.3)
     listener = await make(given).listen("127.0.0.1:0", {EDGE_PROTOCOL: handler})
     dialler = make(options(HEAD))
-    open_raw: StreamHandler
     if isinstance(dialler, GrpcTransport):
-        from myelin.transport.grpc import DialledStream
-
         raw: MessageStream = DialledStream(options(HEAD), listener.address, EDGE_PROTOCOL)
     else:
         assert isinstance(dialler, MemoryTransport)
@@ -462,9 +457,7 @@ async def test_a_cancelled_connect_leaves_nothing(make: Factory) -> None:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen(0)
         dialler = make(options(HEAD))
-        attempt = asyncio.create_task(
-            dialler.connect(Endpoint((f"127.0.0.1:{deaf.getsockname()[1]}",)), EDGE_PROTOCOL)
-        )
+        attempt = asyncio.create_task(dialler.connect(Endpoint((f"127.0.0.1:{deaf.getsockname()[1]}",)), EDGE_PROTOCOL))
         await asyncio.sleep(0.1)
         attempt.cancel()
         with pytest.raises((asyncio.CancelledError, TransportError)):
