@@ -137,7 +137,7 @@ class Chain:
             for row in logits:
                 following = len(found) + 1
                 if following < len(tokens):
-                    found.append(float(log_softmax(row)[tokens[following]]))
+                    found.append(logprob(row, tokens[following]))
         return np.array(found)
 
 
@@ -190,6 +190,12 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     wide -= wide.max()
     wide -= np.log(np.exp(wide).sum())
     return wide
+
+
+def logprob(logits: NDArray[np.float32], token: int) -> float:
+    """:func:`log_softmax` of one token, without the float64 copy of a large vocabulary."""
+    below = logits - logits.max()
+    return float(below[token]) - float(np.log(np.exp(below).sum(dtype=np.float64)))
 
 
 def _silent(phase: str, done: int, total: int) -> None:
