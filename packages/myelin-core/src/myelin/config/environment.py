@@ -14,8 +14,18 @@ from pydantic.fields import FieldInfo
 
 PREFIX = "MYELIN_"
 
-RESERVED_VARIABLES = ("MYELIN_CONFIG", "MYELIN_PROFILE", "MYELIN_DEBUG")
-"""Variables that begin like settings and aren't: which file, which profile, whether tracebacks are shown."""
+RESERVED_VARIABLES = (
+    "MYELIN_CONFIG",
+    "MYELIN_PROFILE",
+    "MYELIN_DEBUG",
+    "MYELIN_CPU_ISA",
+    "MYELIN_LOG_FORMAT",
+    "MYELIN_NODE_DEAD_MAN_S",
+    "MYELIN_NODE_FIRST_DIAL_S",
+    "MYELIN_PARENT_PID",
+)
+"""Variables that begin like settings and aren't: which file and profile are read, whether tracebacks are shown, and
+those that a node's process or an engine reads by itself."""
 
 
 @dataclass(frozen=True, slots=True)

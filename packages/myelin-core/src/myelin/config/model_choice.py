@@ -11,7 +11,7 @@ from myelin.errors import ConfigError
 def model_uri(settings: Settings) -> str:
     """The model's source, spelt as sources are.
 
-    Three settings can name a model: ``model.source``, ``model.gguf_local_path``, and the repository (``model.gguf_repo``
+    Three settings can name one: ``model.source``, ``model.gguf_local_path``, and the repository (``model.gguf_repo``
     with ``gguf_file`` and ``gguf_revision``). The one that was set on the highest layer wins, and on the same layer
     the one that comes first in this list. Where it is the repository, ``model.cached_model_host_path`` is used in its
     place.

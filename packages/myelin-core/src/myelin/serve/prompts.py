@@ -32,19 +32,19 @@ class Prompter:
         return self._template is not None
 
     def one(self, text: str, *, raw: bool = False, system: str = "") -> tuple[int, ...]:
-        """A single question.
+        """A single question. A model without a template gets the text alone.
 
         Args:
             text: What the person said.
-            raw: Take it as it is, with BOS by the model's own rule, instead of through the template. A model without a
-                template always works so.
+            raw: Take it as it is, with BOS by the model's own rule, instead of through the template. Whoever writes so
+                writes the model's own format: control tokens in the text are recognised.
             system: What the model is told beforehand; only with a template.
 
         Raises:
             RequestError: It doesn't fit, it is empty, or the template refuses it.
         """
         if raw or self._template is None:
-            return self._fitting(self._tokenizer.encode(text))
+            return self._fitting(self._tokenizer.encode(text, parse_special=raw))
         beforehand = [{"role": "system", "content": system}] if system else []
         return self.conversation([*beforehand, {"role": "user", "content": text}])
 
