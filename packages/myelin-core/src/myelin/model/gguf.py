@@ -310,7 +310,7 @@ class _HeaderReader:
         _, version, tensor_count, key_count = _PREAMBLE.unpack_from(self.buffer, front)
         if version not in VERSIONS:
             swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
-            if version & 0xFFFF == 0 and swapped <= 0xFFFF:
+            if version & 0xFFFF == 0 and 0 < swapped <= 0xFFFF:
                 raise ModelError(
                     f"{name} is a big-endian GGUF file",
                     "Only little-endian files are served: convert it (gguf-convert-endian) or fetch the usual one.",
