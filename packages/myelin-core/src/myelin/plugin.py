@@ -35,6 +35,8 @@ from myelin.errors import (
     TransportError,
     UsageError,
 )
+from myelin.model.shard import ByteSource
+from myelin.model.source import FetchProgress, ModelSource, SourceOptions
 from myelin.plugins.markers import hookimpl
 from myelin.plugins.specs import ConfigSection, TelemetryContext
 from myelin.transport.contract import (
@@ -52,10 +54,12 @@ __all__ = [
     "PARENT_VARIABLE",
     "Attempt",
     "BootSpec",
+    "ByteSource",
     "ConfigError",
     "ConfigSection",
     "Endpoint",
     "Epoch",
+    "FetchProgress",
     "LaunchKey",
     "Lease",
     "LeaseId",
@@ -64,6 +68,7 @@ __all__ = [
     "LogLine",
     "MessageStream",
     "ModelError",
+    "ModelSource",
     "MyelinError",
     "Need",
     "NodeId",
@@ -74,6 +79,7 @@ __all__ = [
     "ProviderContext",
     "ProviderError",
     "RunId",
+    "SourceOptions",
     "StreamClosed",
     "StreamHandler",
     "TelemetryContext",

@@ -1,1 +1,1 @@
-"""The model as its file describes it: header, facts, architecture, quantization, tokenizer, and what a stage needs of it."""
+"""The model as its file describes it: header, facts, architecture, types, tokenizer, and what a stage needs of it."""
