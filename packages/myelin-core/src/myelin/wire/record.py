@@ -81,6 +81,9 @@ class RecordFlags(IntFlag):
     """Part of the pipeline probe."""
 
 
+_KNOWN_FLAGS = sum(int(flag) for flag in RecordFlags)
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One object on an edge. ``payload`` has ``rows * columns`` elements of ``dtype``."""
@@ -149,7 +152,7 @@ def unpack(message: bytes | memoryview) -> Record:
         kind, dtype, flags = RecordKind(kind), PayloadType(dtype), RecordFlags(flags)
     except ValueError as error:
         raise WireError(f"a record has an unknown field: {error}") from None
-    if flags & ~RecordFlags.PROBE:
+    if int(flags) & ~_KNOWN_FLAGS:
         raise WireError(f"a record has unknown flags: {int(flags):#x}")
     if meta_len > MAX_META_BYTES:
         raise WireError(f"a record's meta of {meta_len} bytes is above the limit of {MAX_META_BYTES}")
