@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -51,6 +52,11 @@ class EngineThread:
 
         self.post(job, arguments, done, failed)
         return await future
+
+    def notify(self, callback: Callable[[], object]) -> None:
+        """Run ``callback`` on the event loop. For jobs, on the thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(callback)
 
     def stop(self) -> None:
         """End the thread once the jobs before are done; returns at once. Twice is fine."""

@@ -8,6 +8,8 @@ drops, its sequences are cancelled.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from myelin.engine.contract import Sample
 from myelin.errors import MyelinError, NodeError, RequestError, WireError
 from myelin.values import Epoch, SequenceId
@@ -49,6 +51,7 @@ class Head:
         self._epoch: Epoch | None = None
         self._owners: dict[SequenceId, tuple[EdgeLink, RecordFlags]] = {}
         self._links: set[EdgeLink] = set()
+        self._untold: list[Event] = []
 
     @property
     def running(self) -> int:
@@ -69,6 +72,7 @@ class Head:
         self._epoch = stage.epoch
         self._scheduler = Scheduler(self._limits)
         self._owners.clear()
+        self._untold.clear()
 
     async def serve(self, link: EdgeLink) -> None:
         """Serve an orchestrator's edge until it ends.
@@ -84,18 +88,24 @@ class Head:
             self._drop(link)
 
     def on_samples(self, object_id: int, samples: tuple[Sample, ...]) -> None:
-        """The tail's answer to a micro-batch: first keep the engine busy, then tell the orchestrator."""
+        """The tail's answer to a micro-batch: first keep the engine busy, then tell the orchestrator.
+
+        The engine's thread needs the interpreter to begin, and would not get it while we pack and send. So the telling
+        waits until that thread has its work in hand: it then happens beside the engine's computing, not before it.
+        """
         try:
             events = self._scheduler.complete(object_id, samples)
         except WireError as error:
             assert self._stage is not None
             self._stage.fail(error)
             return
-        self._pump()
-        self._tell(events)
+        self._untold += events
+        if not self._pump(on_start=self._tell):
+            self._tell()
 
     def fail(self, error: MyelinError) -> None:
         """The pipeline can't go on: every sequence ends."""
+        self._tell()
         self._scheduler = Scheduler(self._limits)
         self._owners.clear()
         fault = Fault(error.reason, error.message, error.hint)
@@ -133,9 +143,10 @@ class Head:
         owner = self._owners.get(sequence)
         if owner is not None and owner[0] is link:
             finished = self._scheduler.cancel(sequence)
-            self._pump()
             if finished is not None:
-                self._tell([finished])
+                self._untold.append(finished)
+                self._tell()
+            self._pump()
 
     def _drop(self, link: EdgeLink) -> None:
         """An orchestrator's edge has ended."""
@@ -146,21 +157,37 @@ class Head:
         if dropped:
             self._pump()
 
-    def _pump(self) -> None:
-        """Send every micro-batch that may be sent now."""
+    def _pump(self, on_start: Callable[[], None] | None = None) -> bool:
+        """Send every micro-batch that may be sent now; whether there was any. ``on_start`` goes with the first."""
         stage = self._stage
+        sent = False
         if stage is None or not stage.working:
-            return
+            return sent
         while (batch := self._scheduler.next_batch()) is not None:
             flags = RecordFlags.NONE
             for segment in batch.segments:
                 owner = self._owners.get(segment.sequence)
                 if owner is not None:
                     flags |= owner[1]
-            stage.submit(Work(batch.id, flags, batch.segments, batch.releases, len(batch.tokens), tokens=batch.tokens))
+            stage.submit(
+                Work(
+                    batch.id,
+                    flags,
+                    batch.segments,
+                    batch.releases,
+                    len(batch.tokens),
+                    tokens=batch.tokens,
+                    on_start=None if sent else on_start,
+                )
+            )
+            sent = True
+        return sent
 
-    def _tell(self, events: list[Event]) -> None:
-        """Tell the orchestrators: the tokens of a micro-batch in one record for each edge, then the ends."""
+    def _tell(self) -> None:
+        """Tell the orchestrators what they don't know yet: tokens in one record for each edge, then the ends."""
+        if not self._untold:
+            return
+        events, self._untold = self._untold, []
         assert self._epoch is not None
         tokens: dict[EdgeLink, list[NewToken]] = {}
         ends: list[tuple[EdgeLink, Finished, RecordFlags]] = []

@@ -42,7 +42,7 @@ PARENT_GRACE_SECONDS = 5.0
 
 FIRST_DIAL_VARIABLE = "MYELIN_NODE_FIRST_DIAL_S"
 DEAD_MAN_VARIABLE = "MYELIN_NODE_DEAD_MAN_S"
-TRACE_FILE_VARIABLE = "MYELIN_TRACE_FILE"
+TRACE_FILE_VARIABLE = "MYELIN_NODE_TRACE_FILE"
 """Variables of a boot line's environment: how long a node waits to be dialled, how long it lives without its control
 stream (both in seconds, see :class:`~myelin.worker.control.Patience`), and where it archives its own spans."""
 

@@ -69,10 +69,11 @@ class LoadedStage:
 class Work:
     """One micro-batch for the engine's thread.
 
-    It has ``tokens`` for a head, and ``hidden`` (the payload's bytes) for any other stage.
+    It has ``tokens`` for a head, and ``hidden`` (the payload's bytes) for any other stage. ``on_start``, if given, is
+    called on the event loop once the engine's thread has it in hand.
     """
 
-    __slots__ = ("flags", "hidden", "object_id", "releases", "rows", "segments", "tokens")
+    __slots__ = ("flags", "hidden", "object_id", "on_start", "releases", "rows", "segments", "tokens")
 
     def __init__(
         self,
@@ -84,6 +85,7 @@ class Work:
         *,
         tokens: NDArray[np.int32] | None = None,
         hidden: bytes | memoryview = b"",
+        on_start: Callable[[], None] | None = None,
     ) -> None:
         self.object_id = object_id
         self.flags = flags
@@ -92,6 +94,7 @@ class Work:
         self.rows = rows
         self.tokens = tokens
         self.hidden = hidden
+        self.on_start = on_start
 
 
 class Route(Protocol):
@@ -368,6 +371,8 @@ class Stage:
         self._alive.clear()
 
     def _compute(self, work: Work, route: Route) -> tuple[Route, object] | None:
+        if work.on_start is not None:
+            self._thread.notify(work.on_start)
         if route is not self._route:  # A new epoch, or a fault, came meanwhile.
             return None
         engine, alive = self.loaded.engine, self._alive
