@@ -1,0 +1,88 @@
+"""Where compiled kernels are kept between runs, and how processes that compile at once stay out of each other's way.
+
+Numba's own index of a cached function is written without a lock: two processes that add different entries at once may give
+both the same file name, and a later process would load the wrong code. So whoever has something to compile holds
+:func:`compile_lock`; a marker for each finished set of kernels lets all others pass without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import platformdirs
+
+from myelin_worker_cpu.isa import Isa
+
+
+def source_digest() -> str:
+    """A short digest of this package's sources: another version of any kernel gets a cache of its own."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def directory(isa: Isa) -> Path:
+    """The cache for this version, Python, and instruction set; made if it isn't there.
+
+    ``NUMBA_CACHE_DIR``, where it is set, is the root instead of the user's cache folder.
+    """
+    root = os.environ.get("NUMBA_CACHE_DIR") or os.path.join(platformdirs.user_cache_dir("myelin"), "numba")
+    python = f"py{sys.version_info.major}{sys.version_info.minor}"
+    path = Path(root) / f"{python}-{isa.value}-{source_digest()}"
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@contextmanager
+def compile_lock(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; it is freed by the system should this process die."""
+    with open(folder / "lock", "a+b") as handle:
+        if sys.platform == "win32":
+            import msvcrt
+
+            handle.seek(0)
+            while True:
+                try:
+                    msvcrt.locking(handle.fileno(), msvcrt.LK_LOCK, 1)
+                    break
+                except OSError:  # LK_LOCK gives up after ten seconds
+                    continue
+            try:
+                yield
+            finally:
+                handle.seek(0)
+                msvcrt.locking(handle.fileno(), msvcrt.LK_UNLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+class Markers:
+    """Which kernels of a folder are complete, for one kind of processor (a home folder may be shared by several)."""
+
+    def __init__(self, folder: Path, processor: str) -> None:
+        self._folder = folder
+        self._processor = hashlib.sha256(processor.encode()).hexdigest()[:12]
+
+    def _path(self, kernel: str) -> Path:
+        return self._folder / f"{kernel}-{self._processor}.done"
+
+    def has(self, kernel: str) -> bool:
+        """Whether the kernel was compiled and kept."""
+        return self._path(kernel).exists()
+
+    def set(self, kernel: str) -> None:
+        """Note that it was."""
+        self._path(kernel).touch()

@@ -1,0 +1,99 @@
+"""Reading and writing memory by address from compiled code, and calling a compiled kernel by its address."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from myelin_worker_cpu.isa_here import ISA
+from myelin_worker_cpu.vector_ir import F32, I8, I32, I64, Emitter
+
+
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def load_f32(_context: Any, address: Any) -> Any:
+    """The f32 at ``address``."""
+
+    def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return Emitter(builder, ISA).load(F32, arguments[0], align=4)
+
+    return types.float32(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def store_f32(_context: Any, value: Any, address: Any) -> Any:
+    """Write an f32."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        Emitter(builder, ISA).store(arguments[0], arguments[1], align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.float32, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def store_half(_context: Any, value: Any, address: Any) -> Any:
+    """Write an f32 as f16, to nearest even."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        Emitter(builder, ISA).store_half_scalar(arguments[0], arguments[1])
+        return context.get_dummy_value()
+
+    return types.void(types.float32, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def load_half(_context: Any, address: Any) -> Any:
+    """The f16 at ``address``, as f32."""
+
+    def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return Emitter(builder, ISA).load_half_scalar(arguments[0])
+
+    return types.float32(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def load_u8(_context: Any, address: Any) -> Any:
+    """The unsigned byte at ``address``, as an i64."""
+
+    def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.zext(Emitter(builder, ISA).load(I8, arguments[0]), I64)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def load_u16_as_bfloat(_context: Any, address: Any) -> Any:
+    """The bf16 at ``address``, as f32."""
+
+    def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        bits = builder.zext(Emitter(builder, ISA).load(ir.IntType(16), arguments[0], align=2), I32)
+        return builder.bitcast(builder.shl(bits, ir.Constant(I32, 16)), F32)
+
+    return types.float32(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def call_matmul(
+    _context: Any,
+    function: Any,
+    weights: Any,
+    tile_bytes: Any,
+    first_tile: Any,
+    end_tile: Any,
+    slabs: Any,
+    x: Any,
+    blocks: Any,
+    out: Any,
+    out_stride: Any,
+) -> Any:
+    """Call the matmul kernel at address ``function`` (see :mod:`myelin_worker_cpu.matmul`)."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [I64] * 9)
+        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 10), generate
