@@ -26,6 +26,7 @@ _SPELLING = re.compile(
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _ATTEMPTS = 5
+_LONGEST_S = 60.0  # after which no new attempt begins; the client makes attempts of its own too
 _CACHE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS})
 _HTTP_LIBRARIES = frozenset({"httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3"})
 
@@ -68,10 +69,17 @@ class HubSource:
             self._revision = commit
 
     def _fetch(self, name: str, counter: _Counter) -> Path:
-        from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential, wait_random
+        from tenacity import (
+            Retrying,
+            retry_if_exception,
+            stop_after_attempt,
+            stop_after_delay,
+            wait_exponential,
+            wait_random,
+        )
 
         for attempt in Retrying(
-            stop=stop_after_attempt(_ATTEMPTS),
+            stop=stop_after_attempt(_ATTEMPTS) | stop_after_delay(_LONGEST_S),
             wait=wait_exponential(multiplier=0.5, max=20.0) + wait_random(0.0, 0.5),
             retry=retry_if_exception(lambda error: isinstance(error, _TransientError)),
             retry_error_callback=_give_up,
@@ -147,8 +155,11 @@ class HubSource:
                     "Fetch it once with a connection (without offline mode).",
                     "model-offline",
                 )
+            cause = error.__cause__ or error
+            if isinstance(cause, errors.HfHubHTTPError):
+                return _TransientError(f"{shown} can't be fetched: {_first_line(cause)}")
             return cannot(
-                f"the Hub can't be reached for {shown}: {_first_line(error.__cause__ or error)}",
+                f"the Hub can't be reached for {shown}: {_first_line(cause)}",
                 f"Check the connection and the Hub's address ({self._options.hub_endpoint}).",
                 "model-fetch",
             )
@@ -227,7 +238,8 @@ class _Counter:
             self._progress(self._before + done, self._before + total if total and self._files_left == 1 else 0)
 
     def finished(self, size: int) -> None:
-        """A file is there."""
+        """A file is there (an old client has said nothing meanwhile)."""
+        self.report(size, size)
         self._before += size
         self._files_left -= 1
 

@@ -37,9 +37,10 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 
-# Limits on what a header may ask of us. The largest real headers known to us are below 32 MiB (a vocabulary of 262,144
+# Limits on what a header may ask of us. The largest real headers known to us are below 20 MiB (a vocabulary of 262,144
 # tokens with its merges), with about 100 keys and a few thousand tensors.
-MAX_HEADER_BYTES = 128 << 20
+MAX_HEADER_BYTES = 64 << 20
+MAX_TEXT_BYTES = 16 << 20
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 17
 MAX_STRINGS = 1 << 22
@@ -352,7 +353,7 @@ class _HeaderReader:
 
     def _scalar(self, value_type: int) -> object:
         if value_type == ValueType.STRING:
-            return self._string(MAX_HEADER_BYTES).decode("utf-8", "replace")
+            return self._string(MAX_TEXT_BYTES).decode("utf-8", "replace")
         form = _SCALARS.get(value_type)
         if form is None:
             raise self.fail(f"is of unknown type {value_type}")
