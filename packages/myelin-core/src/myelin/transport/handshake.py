@@ -80,7 +80,7 @@ async def prove_as_dialler(
         TransportError: Reason ``refused-secret``, ``wrong-run`` or ``wrong-node``, or the stream broke.
         WireError: The peer doesn't speak the handshake.
     """
-    ours, nonce = options.identity, secrets.token_bytes(NONCE_BYTES)
+    key, ours, nonce = _key(options), options.identity, secrets.token_bytes(NONCE_BYTES)
     await stream.send(_message(_Kind.HELLO, nonce + _pack_identity(ours)))
 
     body = _expect(_Kind.CHALLENGE, await stream.receive())
@@ -89,7 +89,7 @@ async def prove_as_dialler(
     theirs = _unpack_identity(body[NONCE_BYTES:-PROOF_BYTES])
     transcript = _transcript(protocol, nonce, body[:NONCE_BYTES], ours, theirs)
     reason = ""
-    if not hmac.compare_digest(body[-PROOF_BYTES:], _proof(options, b"acceptor", transcript)):
+    if not hmac.compare_digest(body[-PROOF_BYTES:], _proof(key, b"acceptor", transcript)):
         reason = REFUSED_SECRET
     elif theirs.run != ours.run:
         reason = WRONG_RUN
@@ -100,7 +100,7 @@ async def prove_as_dialler(
         detail = f": {theirs.node} instead of {expect}" if reason == WRONG_NODE else ""
         raise refusal(reason, detail)
 
-    await stream.send(_message(_Kind.PROOF, _proof(options, b"dialler", transcript)))
+    await stream.send(_message(_Kind.PROOF, _proof(key, b"dialler", transcript)))
     return theirs
 
 
@@ -111,6 +111,7 @@ async def prove_as_acceptor(stream: RawStream, options: TransportOptions, protoc
         TransportError: Reason ``refused-secret`` or ``wrong-run``, or what the dialler refused, or the stream broke.
         WireError: The peer doesn't speak the handshake.
     """
+    key = _key(options)
     body = _expect(_Kind.HELLO, await stream.receive())
     if len(body) < NONCE_BYTES:
         raise WireError("a handshake's greeting is too short")
@@ -120,11 +121,9 @@ async def prove_as_acceptor(stream: RawStream, options: TransportOptions, protoc
         raise refusal(WRONG_RUN)
 
     transcript = _transcript(protocol, body[:NONCE_BYTES], nonce, theirs, ours)
-    await stream.send(
-        _message(_Kind.CHALLENGE, nonce + _pack_identity(ours) + _proof(options, b"acceptor", transcript))
-    )
+    await stream.send(_message(_Kind.CHALLENGE, nonce + _pack_identity(ours) + _proof(key, b"acceptor", transcript)))
     proof = _expect(_Kind.PROOF, await stream.receive())
-    if not hmac.compare_digest(proof, _proof(options, b"dialler", transcript)):
+    if not hmac.compare_digest(proof, _proof(key, b"dialler", transcript)):
         raise refusal(REFUSED_SECRET)
     return theirs
 
@@ -137,10 +136,14 @@ def refusal(reason: str, detail: str = "") -> TransportError:
     return TransportError(message + detail, hint, reason=reason if reason in _REFUSALS else "refused")
 
 
-def _proof(options: TransportOptions, role: bytes, transcript: bytes) -> bytes:
+def _key(options: TransportOptions) -> bytes:
     key = options.secret.get_secret_value().encode()
     if not key:
         raise TransportError("the run has no secret", "give the transport the run's secret", reason="no-secret")
+    return key
+
+
+def _proof(key: bytes, role: bytes, transcript: bytes) -> bytes:
     return hmac.digest(key, _sized(role) + transcript, "sha256")
 
 
