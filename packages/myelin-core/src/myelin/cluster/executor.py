@@ -1,0 +1,200 @@
+"""Doing to a provider what the orchestrator has decided: launching nodes, watching them start, releasing them.
+
+Nothing is left behind: whatever is cancelled or fails, :meth:`Executor.release_all` ends every node of the run that the
+provider lists, and believes that they are gone only once a listing says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from myelin.cluster.provider import Lease, LeaseState, LogLine, Offer, Provider
+from myelin.cluster.spec import NodeSpec
+from myelin.errors import MyelinError, NodeError, ProviderError
+from myelin.values import Attempt, LeaseId, NodeId
+
+LAUNCH_TRIES = 3
+"""Attempts for one node, each on another offer where there is one."""
+FASTEST_POLL_S = 0.02
+SLOWEST_POLL_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchTimes:
+    """Deadlines, in seconds.
+
+    Attributes:
+        launch: For a provider's offers and launch of one attempt.
+        release: For releasing everything and seeing it gone.
+        wait: Before the first retry of a launch; doubles each time.
+    """
+
+    launch: float = 60.0
+    release: float = 20.0
+    wait: float = 0.2
+
+
+class Executor:
+    """Launches and releases the nodes of one run. The event loop owns it.
+
+    Args:
+        provider: Who starts them.
+        name: The provider's name, for errors.
+        times: Deadlines.
+    """
+
+    def __init__(self, provider: Provider, name: str, times: LaunchTimes = LaunchTimes()) -> None:
+        self._provider = provider
+        self._name = name
+        self._times = times
+        self._known: dict[LeaseId, NodeId] = {}
+        self._attempts: dict[NodeId, int] = {}
+
+    async def launch(self, spec: NodeSpec) -> Lease:
+        """Start a node, trying again on a :class:`ProviderError`; each try is an attempt with a number of its own.
+
+        Returns:
+            The lease, usually before the node has announced where it listens.
+
+        Raises:
+            ProviderError: Nothing could be started; nothing is left started.
+        """
+        from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_exponential
+
+        failed_offers: set[str] = set()
+        async for attempt in AsyncRetrying(
+            stop=stop_after_attempt(LAUNCH_TRIES),
+            wait=wait_exponential(multiplier=self._times.wait, max=5.0),
+            retry=retry_if_exception(_worth_another_try),
+            reraise=True,
+        ):
+            with attempt:
+                return await self._launch_once(spec, failed_offers)
+        raise AssertionError("a retry loop that reraises always returns or raises")
+
+    async def _launch_once(self, spec: NodeSpec, failed_offers: set[str]) -> Lease:
+        number = Attempt(self._attempts.get(spec.node, 0) + 1)
+        self._attempts[spec.node] = number
+        try:
+            async with asyncio.timeout(self._times.launch):
+                offer = await self._best_offer(spec, failed_offers)
+                failed_offers.add(offer.id)
+                lease = await self._provider.launch(offer, spec.boot(number), key=spec.key(number))
+        except TimeoutError:
+            raise ProviderError(
+                f"the provider {self._name} did not start {spec.node} within {self._times.launch:g} s",
+                "try again, or look at the provider's own status",
+                reason="launch-timeout",
+            ) from None
+        self._known[lease.id] = spec.node
+        return lease
+
+    async def _best_offer(self, spec: NodeSpec, failed_offers: set[str]) -> Offer:
+        """The best offer that has not failed yet; where all have, the best one again."""
+        offers = await self._provider.offers(spec.need(frozenset(failed_offers)))
+        if not offers and failed_offers:
+            offers = await self._provider.offers(spec.need())
+        if not offers:
+            raise ProviderError(
+                f"the provider {self._name} has nothing for {spec.node}, which needs {spec.memory_bytes >> 20} MiB",
+                "use more stages, a smaller model or context, or another provider",
+                reason="no-offer",
+            )
+        return offers[0]
+
+    async def watch(self, on_leases: Callable[[Sequence[Lease]], None]) -> None:
+        """List the leases again and again and hand each listing over; ends when cancelled.
+
+        It polls fast at first and ever slower, so that a node that starts in a second is not noticed a quarter late. A
+        listing that can't be read is *unknown*, and skipped.
+        """
+        began = time.monotonic()
+        while True:
+            try:
+                async with asyncio.timeout(self._times.launch):
+                    leases = await self._provider.leases()
+            except (ProviderError, TimeoutError):
+                pass
+            else:
+                on_leases(leases)
+            await asyncio.sleep(min(max((time.monotonic() - began) / 10, FASTEST_POLL_S), SLOWEST_POLL_S))
+
+    async def lease(self, lease: LeaseId, timeout_s: float = 1.0) -> Lease | None:
+        """What the provider says of a lease now; None where it doesn't list it, or can't say in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                listed = await self._provider.leases()
+        except (ProviderError, TimeoutError):
+            return None
+        return next((each for each in listed if each.id == lease), None)
+
+    def logs(self, lease: LeaseId) -> AsyncIterator[LogLine]:
+        """What the node writes."""
+        return self._provider.logs(lease)
+
+    async def release_all(self) -> None:
+        """Release every node of the run, known here or listed by the provider, all at once, until a listing shows none.
+
+        Raises:
+            ProviderError: Some could not be released in time; they are named.
+        """
+        problem: BaseException | None = None
+        try:
+            async with asyncio.timeout(self._times.release):
+                while True:
+                    try:
+                        listed = {lease.id for lease in await self._provider.leases()}
+                        self._known = {lease: node for lease, node in self._known.items() if lease in listed}
+                        if not listed:
+                            return
+                    except ProviderError as error:  # unknown is not empty: release what is known, and ask again
+                        problem, listed = error, set()
+                    results = await asyncio.gather(
+                        *(self._provider.release(lease) for lease in listed | set(self._known)), return_exceptions=True
+                    )
+                    failures = [result for result in results if isinstance(result, Exception)]
+                    if failures:
+                        problem = failures[0]
+                    if failures or not listed:
+                        await asyncio.sleep(SLOWEST_POLL_S)
+        except TimeoutError:
+            names = ", ".join(f"{node} ({lease})" for lease, node in self._known.items()) or "the listing"
+            why = f": {problem}" if isinstance(problem, MyelinError) else ""
+            raise ProviderError(
+                f"the provider {self._name} could not show that its nodes are gone ({names}){why}",
+                "run `myelin gc`, and look at the provider's own list",
+                reason="release-failed",
+            ) from problem
+
+    async def close(self) -> None:
+        """Free the provider's connections and tasks."""
+        await self._provider.close()
+
+
+def _worth_another_try(error: BaseException) -> bool:
+    return isinstance(error, ProviderError) and error.reason != "no-offer"
+
+
+def exit_error(lease: Lease, last_lines: Sequence[str], doing: str) -> NodeError:
+    """The error for a node that ended by itself.
+
+    Args:
+        lease: Exited; its reason is shown.
+        last_lines: What the node itself wrote at last; the last one is shown, all are attached as a note.
+        doing: What it was doing: ``while it started``.
+    """
+    assert lease.state is LeaseState.EXITED
+    written = [line.strip() for line in last_lines if line.strip()]
+    reason = lease.exit_reason or "no reason given"
+    said = f"; its last words: {written[-1]}" if written and written[-1] not in reason else ""
+    error = NodeError(
+        f"{lease.key.node} ended {doing} ({reason}){said}",
+        "see what it wrote with --debug, or try it by hand with `myelin worker`",
+        reason="node-exited",
+    )
+    if written:
+        error.add_note(f"the last lines of {lease.key.node}:\n" + "\n".join(written))
+    return error
