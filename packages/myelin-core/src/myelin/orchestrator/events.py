@@ -20,7 +20,8 @@ class PhaseEvent:
 
 @dataclass(frozen=True, slots=True)
 class ProgressEvent:
-    """How far a node is with its stage. ``phase``: ``open``, ``fetch``, ``compile``, ``load``; ``total`` 0 is unknown."""
+    """How far a node is with its stage. ``phase``: ``open``, ``fetch``, ``compile``, ``load``; ``total`` 0 is
+    unknown."""
 
     node: NodeId
     stage: int

@@ -24,7 +24,8 @@ class RunRequest:
         provider, provider_section: Which starts the nodes, and its configuration.
         engine: A name, or ``auto``.
         transport, planner: Names; an empty planner asks all.
-        engine_options: Threads, context, sequences, batch, KV dtype. ``max_context`` 0 means the model's own, at most 4096.
+        engine_options: Threads, context, sequences, batch, KV dtype. ``max_context`` 0 means the model's own, at most
+            4096.
         source_options: Caches and tokens.
         endpoint_mask: Keep only candidate addresses that match this prefix; empty keeps all.
         startup_timeout_s: From the launch of a node to its readiness, without loading.
@@ -32,13 +33,16 @@ class RunRequest:
         stop_grace_s: How long nodes get to stop by themselves.
         tokenizer_path: A ``tokenizer.json`` to use instead of the model's own.
         log_dir: Where the nodes' output is kept; None keeps it in memory only.
+        environment: More variables for the nodes.
+        trace_file: Where spans are archived (``--trace-file``); empty for nowhere.
+        began_ns: When the command began, Unix nanoseconds; 0 is «now». The run's root span begins there.
     """
 
     run: RunId
     model_uri: str
     stages: int
     source_options: SourceOptions
-    engine_options: EngineOptions = EngineOptions()
+    engine_options: EngineOptions = field(default_factory=EngineOptions)
     split: tuple[int, ...] = ()
     provider: str = "process"
     provider_section: BaseModel | None = None
@@ -52,3 +56,5 @@ class RunRequest:
     tokenizer_path: Path | None = None
     log_dir: Path | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    trace_file: str = ""
+    began_ns: int = 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 ROOT_SPAN = "myelin.run"
 """The span of a whole run; every phase is its child."""
 
 
-class Phase(str, Enum):
+class Phase(StrEnum):
     """A named step of the bootstrap, in the order in which the steps begin."""
 
     CONFIG = "config"

@@ -1,0 +1,645 @@
+"""From a request to a pipeline that serves, phase by phase, and back to nothing.
+
+:func:`running` is the story; each method of :class:`_Run` is one phase of it. Whatever happens, in whichever phase,
+what was started is released before :func:`running` is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from opentelemetry.util.types import AttributeValue
+from pydantic import SecretStr
+
+from myelin.cluster.executor import Executor, LaunchTimes
+from myelin.cluster.provider import ProviderContext
+from myelin.cluster.spec import NodeSpec
+from myelin.errors import MyelinError, NodeError
+from myelin.orchestrator.background import Background, all_of, in_thread, uninterrupted
+from myelin.orchestrator.control import dial, fresh
+from myelin.orchestrator.events import Observer, ProgressEvent, Silent
+from myelin.orchestrator.head_edge import HeadEdge
+from myelin.orchestrator.nodes import Loss, Node, NodeWatch, narrowed
+from myelin.orchestrator.pipeline import Pipeline, StageStatus
+from myelin.orchestrator.planning import (
+    OpenedModel,
+    PlannedRun,
+    abandonable,
+    make_tokenizer,
+    named_plugins,
+    open_model,
+    plan_run,
+)
+from myelin.orchestrator.request import RunRequest
+from myelin.orchestrator.story import Serving, Story
+from myelin.plugins.specs import TelemetryContext
+from myelin.telemetry import attributes
+from myelin.telemetry.phases import Phase
+from myelin.telemetry.tracing import ORCHESTRATOR_SERVICE, configure_tracing
+from myelin.transport.contract import (
+    EDGE_PROTOCOL,
+    ORCHESTRATOR,
+    PeerIdentity,
+    Transport,
+    TransportOptions,
+)
+from myelin.values import Attempt, Epoch, NodeId
+from myelin.wire import control_pb2 as pb
+
+if TYPE_CHECKING:
+    from myelin.model.tokenizer import Tokenizer
+    from myelin.plugins.registry import Registry
+
+T = TypeVar("T")
+
+FIRST_EPOCH = Epoch(1)
+PROVISION_ID = 1
+"""Each node gets one stage in its life, so one number will do."""
+EDGES_TIMEOUT_S = 15.0
+PROBE_TIMEOUT_S = 30.0
+CLOSE_TIMEOUT_S = 2.0
+LOSS_NEWS_S = 1.0
+"""How long after the break of a stream its reason may become known."""
+
+LOCAL_PROVIDERS = frozenset({"process"})
+"""Providers whose nodes share this machine's files, so that they may append to the same trace file."""
+
+_TELEMETRY_PREFIX = "OTEL_"
+_SILENT = Silent()
+
+
+async def planned(request: RunRequest, registry: Registry, observer: Observer = _SILENT) -> PlannedRun:
+    """What ``request`` comes to: the model's facts, the engine, the plan, the tokenizer. Starts nothing.
+
+    Raises:
+        ModelError, PlanError, EngineError, PluginError: It can't be run as asked.
+    """
+    run = _Run(request, registry, observer)
+    try:
+        with run.story.phase(Phase.CONFIG):
+            registry.require(named_plugins(request))
+        planned_run = await run.plan()
+        return replace(planned_run, tokenizer=await run.tokenizer)
+    finally:
+        await run.background.close()
+
+
+@asynccontextmanager
+async def running(request: RunRequest, registry: Registry, observer: Observer = _SILENT) -> AsyncIterator[Pipeline]:
+    """A pipeline that serves ``request``'s model, for as long as the block lasts.
+
+    On exit, whatever happens, every node is released. A cancellation (SIGINT) in any phase ends the run in good order,
+    within deadlines; another one makes it skip every courtesy.
+
+    Raises:
+        MyelinError: It could not be brought up, or (only where nothing else went wrong) not be taken down.
+    """
+    run = _Run(request, registry, observer)
+    failure: BaseException | None = None
+    try:
+        pipeline = await run.bring_up()
+        serving = run.serve(pipeline)
+        try:
+            yield pipeline
+        finally:
+            serving.end(pipeline.requests, pipeline.error)
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        await run.bring_down(failure)
+
+
+class _Run:
+    """One run, from its first phase to its last."""
+
+    def __init__(self, request: RunRequest, registry: Registry, observer: Observer) -> None:
+        self.request = request
+        self.registry = registry
+        self.observer = observer
+        self.background = Background(self.background_failed)
+        self.loss = Loss()
+        self.hurry = asyncio.Event()
+        self.began = time.perf_counter()
+        self.story = Story(configure_tracing(ORCHESTRATOR_SERVICE, ()), observer, request.run, time.time_ns())
+        self.secret = SecretStr(secrets.token_urlsafe(32))
+        self.nodes: tuple[Node, ...] = ()
+        self.transport: Transport | None = None
+        self.executor: Executor | None = None
+        self.watch: NodeWatch | None = None
+        self.edge: HeadEdge | None = None
+        self.pipeline: Pipeline | None = None
+        self.serving: Serving | None = None
+        self._tokenizer: asyncio.Task[Tokenizer] | None = None
+
+    async def bring_up(self) -> Pipeline:
+        """All phases up to serving, in order."""
+        self.open_telemetry()
+        plan = await self.plan()
+        self.open_transport()
+        self.watch_membership()
+        self.open_provider()
+        self.specify_nodes(plan)
+        provisions = self.plan_shards(plan)
+        await self.start_nodes()
+        await self.reach_nodes()
+        await self.acknowledge_nodes()
+        await self.provision_stages(provisions)
+        stages = await self.confirm_weights(plan)
+        pipeline = await self.probe_pipeline(plan, stages)
+        pipeline.bootstrap_seconds = time.perf_counter() - self.began
+        return pipeline
+
+    # The phases.
+
+    def open_telemetry(self) -> None:
+        """config, telemetry: both are over before there is anything to record them with, so they are told
+        afterwards."""
+        request = self.request
+        began_ns = request.began_ns or time.time_ns()
+        self.registry.require(named_plugins(request))
+        configured_ns = time.time_ns()
+        exporters = self.registry.telemetry(TelemetryContext(ORCHESTRATOR_SERVICE, request.trace_file))
+        tracing = configure_tracing(ORCHESTRATOR_SERVICE, exporters, instance=f"{request.run}.{ORCHESTRATOR}")
+        self.story = Story(tracing, self.observer, request.run, began_ns)
+        self.story.root.set_attributes(
+            {
+                attributes.MODEL: request.model_uri,
+                attributes.STAGES: request.stages,
+                attributes.PROVIDER: request.provider,
+            }
+        )
+        self.story.past(Phase.CONFIG, began_ns, configured_ns)
+        self.story.past(Phase.TELEMETRY, configured_ns, time.time_ns())
+
+    async def plan(self) -> PlannedRun:
+        """run_plan: the model's header, the engine, which node holds what. The tokenizer is begun, too."""
+        request = self.request
+        with self.story.phase(Phase.RUN_PLAN, {attributes.MODEL: request.model_uri}) as span:
+            model = await self.open_model()
+            options, engine, plan = plan_run(request, model, self.registry)
+            span.set_attributes(
+                {
+                    attributes.MODEL_ARCHITECTURE: model.facts.architecture,
+                    attributes.MODEL_BYTES: model.facts.total_bytes,
+                    attributes.ENGINE: engine.name,
+                    attributes.PLANNER: plan.planner,
+                    attributes.STAGES: len(plan.stages),
+                    attributes.MAX_CONTEXT: options.max_context,
+                }
+            )
+        self._tokenizer = self.background.start(
+            in_thread(lambda: make_tokenizer(request, model.facts)), "build the tokenizer"
+        )
+        return PlannedRun(request, model, options, engine, plan, tokenizer=None)  # type: ignore[arg-type]
+
+    async def open_model(self) -> OpenedModel:
+        """Open the model and read its header in a thread; what is fetched for it is shown."""
+        source = self.registry.model_source(self.request.model_uri, self.request.source_options)
+        loop, abandoned = asyncio.get_running_loop(), False
+
+        def show(done: int, total: int) -> None:
+            event = ProgressEvent(ORCHESTRATOR, -1, "fetch", done, total)
+            loop.call_soon_threadsafe(self.observer.progress, event)
+
+        try:
+            return await in_thread(lambda: open_model(source, abandonable(show, lambda: abandoned)))
+        finally:
+            abandoned = True
+
+    def open_transport(self) -> None:
+        """transport: how nodes are reached."""
+        with self.story.phase(Phase.TRANSPORT, {attributes.TRANSPORT: self.request.transport}):
+            identity = PeerIdentity(self.request.run, ORCHESTRATOR, Attempt(1))
+            self.transport = self.registry.transport(
+                self.request.transport, TransportOptions(identity=identity, secret=self.secret)
+            )
+
+    def watch_membership(self) -> None:
+        """membership: who is alive. A node is, for as long as its control stream is, whose transport asks each few
+        seconds."""
+        with self.story.phase(Phase.MEMBERSHIP, {attributes.MEMBERSHIP_KIND: "control-stream"}):
+            self.background.start(self.follow_losses(), "follow losses")
+
+    def open_provider(self) -> None:
+        """provisioner: who starts nodes."""
+        request = self.request
+        with self.story.phase(Phase.PROVISIONER, {attributes.PROVIDER: request.provider}):
+            provider = self.registry.provider(request.provider, ProviderContext(request.run, request.provider_section))
+            self.executor = Executor(
+                provider,
+                request.provider,
+                LaunchTimes(launch=request.startup_timeout_s, release=request.stop_grace_s + 15),
+            )
+
+    def specify_nodes(self, plan: PlannedRun) -> None:
+        """node_spec: what each node must be, and is told."""
+        with self.story.phase(Phase.NODE_SPEC, {attributes.STAGES: len(plan.plan.stages)}):
+            environment = node_environment(self.request, os.environ)
+            self.nodes = tuple(
+                Node(
+                    NodeSpec(
+                        run=self.request.run,
+                        node=stage.node,
+                        memory_bytes=stage.memory_bytes,
+                        engine=plan.engine.name,
+                        transport=self.request.transport,
+                        secret=self.secret,
+                        environment=environment,
+                    ),
+                    stage,
+                )
+                for stage in plan.plan.stages
+            )
+
+    def plan_shards(self, plan: PlannedRun) -> tuple[pb.Provision, ...]:
+        """stage_shard_plan: what each node is going to load; the end tokens follow once the tokenizer is there."""
+        total = sum(stage.weight_bytes for stage in plan.plan.stages)
+        with self.story.phase(Phase.STAGE_SHARD_PLAN, {attributes.WEIGHT_BYTES: total}):
+            return tuple(provision_message(plan, index) for index in range(len(plan.plan.stages)))
+
+    async def start_nodes(self) -> None:
+        """provider_start: all nodes at once, until each has announced where it listens."""
+        executor = self.provided
+        watch = self.watch = NodeWatch(
+            self.nodes, executor, self.background, self.observer, self.loss, self.request.log_dir
+        )
+
+        async def start(node: Node) -> None:
+            with self.story.node(Phase.PROVIDER_START, node.spec.node, None) as span:
+                lease = await executor.launch(node.spec)
+                node.ready_by = asyncio.get_running_loop().time() + self.request.startup_timeout_s
+                watch.launched(node, lease)
+                span.set_attributes(
+                    {attributes.ATTEMPT: lease.key.attempt, attributes.LEASE: lease.id, attributes.OFFER: lease.offer}
+                )
+                async with self.startup_deadline(node, "has not announced where it listens"):
+                    await node.announced.wait()
+                span.set_attribute(attributes.ENDPOINT, list(node.endpoint.candidates))
+
+        with self.story.phase(Phase.PROVIDER_START, {attributes.PROVIDER: self.request.provider}):
+            watch.begin()
+            await self.unless_lost(all_of(start(node) for node in self.nodes))
+
+    async def reach_nodes(self) -> None:
+        """node_runtime_ready: every node is dialled, and is the one that was meant."""
+        assert self.transport is not None
+        transport = self.transport
+
+        async def reach(node: Node) -> None:
+            key = node.live.key
+            with self.story.node(Phase.NODE_RUNTIME_READY, key.node, key.attempt) as span:
+                async with self.startup_deadline(node, "could not be reached"):
+                    endpoint = narrowed(node.endpoint, self.request.endpoint_mask)
+                    node.control = await dial(transport, endpoint, key.run, key.node, key.attempt)
+                    self.background.start(self.serve_control(node), f"control of {key}")
+                    welcome = await node.control.greet()
+                span.set_attribute(attributes.PROCESS_ID, welcome.process_id)
+
+        with self.story.phase(Phase.NODE_RUNTIME_READY):
+            await self.unless_lost(all_of(reach(node) for node in self.nodes))
+
+    async def acknowledge_nodes(self) -> None:
+        """runtime_ready_ack: the barrier. Every node has answered, for the attempt that was meant."""
+
+        async def acknowledge(node: Node) -> None:
+            key = node.live.key
+            with self.story.node(Phase.RUNTIME_READY_ACK, key.node, key.attempt) as span:
+                async with self.startup_deadline(node, "has not acknowledged that it is ready"):
+                    asked = await node.reached.acknowledge()
+                span.set_attribute(attributes.RESENDS, asked - 1)
+
+        with self.story.phase(Phase.RUNTIME_READY_ACK):
+            await self.unless_lost(all_of(acknowledge(node) for node in self.nodes))
+
+    async def provision_stages(self, provisions: tuple[pb.Provision, ...]) -> None:
+        """stage_provision: every node loads its own layers, and shows how far it is."""
+
+        async def provision(node: Node, message: pb.Provision) -> None:
+            key, stage = node.live.key, node.stage
+            fields: dict[str, AttributeValue] = {
+                attributes.STAGE: stage.index,
+                attributes.FIRST_LAYER: stage.slice.first_layer,
+                attributes.END_LAYER: stage.slice.end_layer,
+                attributes.ENGINE: message.engine,
+            }
+
+            def show(phase: str, done: int, total: int) -> None:
+                self.observer.progress(ProgressEvent(key.node, stage.index, phase, done, total))
+
+            with self.story.node(Phase.STAGE_PROVISION, key.node, key.attempt, fields) as span:
+                message.end_tokens.extend(end_tokens)
+                loaded = await node.reached.provision(message, show, self.request.load_stall_s)
+                node.loaded = loaded
+                span.set_attributes(
+                    {
+                        attributes.WEIGHT_BYTES: loaded.weight_bytes,
+                        attributes.KV_BYTES: loaded.kv_bytes,
+                        attributes.FETCHED_BYTES: loaded.fetched_bytes,
+                        attributes.LOAD_SECONDS: loaded.seconds,
+                        attributes.THREADS: loaded.threads,
+                        attributes.RESENDS: loaded.resends,
+                    }
+                )
+
+        with self.story.phase(Phase.STAGE_PROVISION):
+            end_tokens = sorted((await self.unless_lost(self.wait_for_tokenizer())).end_ids)
+            pairs = zip(self.nodes, provisions, strict=True)
+            await self.unless_lost(all_of(provision(node, message) for node, message in pairs))
+
+    async def confirm_weights(self, plan: PlannedRun) -> tuple[StageStatus, ...]:
+        """weights_loaded: the barrier. Every stage is loaded, and what each one holds is known."""
+
+        async def confirm(node: Node) -> StageStatus:
+            key = node.live.key
+            with self.story.node(Phase.WEIGHTS_LOADED, key.node, key.attempt) as span:
+                status = stage_status(node, self.request.provider, plan.engine.name, await node.reached.status())
+                span.set_attribute(attributes.WEIGHT_BYTES, status.weight_bytes)
+                return status
+
+        with self.story.phase(Phase.WEIGHTS_LOADED):
+            return tuple(await self.unless_lost(all_of(confirm(node) for node in self.nodes)))
+
+    async def probe_pipeline(self, plan: PlannedRun, stages: tuple[StageStatus, ...]) -> Pipeline:
+        """pipeline_probe: the edges are opened, and one token goes through the whole chain and back."""
+        with self.story.phase(Phase.PIPELINE_PROBE, {attributes.EPOCH: FIRST_EPOCH}):
+            edge = await self.unless_lost(self.open_all_edges())
+            self.pipeline = Pipeline(
+                request=self.request,
+                plan=plan.plan,
+                facts=plan.facts,
+                parameters=plan.parameters,
+                tokenizer=await self.tokenizer,
+                options=plan.options,
+                stages=stages,
+                controls=[node.reached for node in self.nodes],
+                edge=edge,
+                tracer=self.story.tracing.tracer,
+            )
+            await self.unless_lost(self.send_probe(self.pipeline))
+            return self.pipeline
+
+    def serve(self, pipeline: Pipeline) -> Serving:
+        """serving: the caller has the pipeline. The control streams alone tell of losses from now on."""
+        if self.watch is not None:
+            self.watch.end()
+        self.serving = self.story.begin_serving()
+        pipeline.trace_parent = self.serving.trace_parent
+        return self.serving
+
+    async def bring_down(self, failure: BaseException | None) -> None:
+        """shutdown, provider_stop: shielded from cancellation, each within its deadline.
+
+        Raises:
+            MyelinError: Nodes could not be released, and nothing had gone wrong before.
+        """
+        # What the caller did while the pipeline served (its own errors, an interrupt) is no failure of the run.
+        problem = failure
+        if self.serving is not None and self.pipeline is not None:
+            problem = self.pipeline.error
+        try:
+            await uninterrupted(self.end_everything, self.hurry)
+        except BaseException as error:
+            problem = problem or error
+            if failure is None or not isinstance(error, Exception):
+                raise
+            failure.add_note(f"while ending: {error}")
+        finally:
+            self.story.end(problem)
+            if self.story.tracing.recording:
+                await in_thread(self.story.tracing.shutdown)  # it waits for collectors, within its own bound
+
+    async def end_everything(self) -> None:
+        """Nodes are asked to end, then released; then our own streams, tasks and plugins are closed."""
+        try:
+            if self.executor is not None and any(node.lease for node in self.nodes):
+                with self.story.phase(Phase.SHUTDOWN):
+                    await self.say_goodbye()
+        finally:
+            try:
+                if self.executor is not None and self.watch is not None:
+                    with self.story.phase(Phase.PROVIDER_STOP, {attributes.PROVIDER: self.request.provider}):
+                        await self.executor.release_all()
+            finally:
+                await self.close()
+
+    async def say_goodbye(self) -> None:
+        """Ask all nodes at once to end by themselves; go on when they have, or are too slow, or we are in a hurry."""
+        for node in self.nodes:
+            if node.control is not None:
+                node.control.expect_the_end()
+        farewells = [
+            asyncio.create_task(node.control.shut_down("the run is over")) for node in self.nodes if node.control
+        ]
+        everybody = asyncio.gather(*farewells, return_exceptions=True)
+        hurry = asyncio.ensure_future(self.hurry.wait())
+        waiting: set[asyncio.Future[Any]] = {everybody, hurry}
+        try:
+            await asyncio.wait(waiting, timeout=self.request.stop_grace_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for future in waiting:
+                future.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Close what is ours. Bounded: nothing of it matters to anybody else."""
+        if self.edge is not None:
+            self.edge.fail(NodeError("the run is over", reason="run-over"))
+        await self.background.close()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                if self.edge is not None:
+                    await self.edge.close()
+                for node in self.nodes:
+                    if node.control is not None:
+                        await node.control.close()
+                if self.transport is not None:
+                    await self.transport.close()
+                if self.executor is not None:
+                    await self.executor.close()
+        except TimeoutError:
+            pass
+
+    # What the phases use.
+
+    @property
+    def provided(self) -> Executor:
+        """The executor, once there is a provider."""
+        assert self.executor is not None
+        return self.executor
+
+    @property
+    def tokenizer(self) -> asyncio.Task[Tokenizer]:
+        """The tokenizer on its way."""
+        assert self._tokenizer is not None
+        return self._tokenizer
+
+    async def unless_lost(self, work: Coroutine[Any, Any, T]) -> T:
+        """``work``'s result; where something is lost meanwhile, ``work`` is cancelled and the loss is raised.
+
+        Raises:
+            MyelinError: The loss, or what ``work`` raised.
+        """
+        doing, losing = asyncio.create_task(work), asyncio.create_task(self.loss.wait())
+        try:
+            await asyncio.wait({doing, losing}, return_when=asyncio.FIRST_COMPLETED)
+            if doing.done() and _is_loss(doing.exception()):
+                # A conversation breaks before it is known why: the loss knows better, a moment later.
+                await asyncio.wait({losing}, timeout=LOSS_NEWS_S)
+            if losing.done() and not (doing.done() and doing.exception() is None):
+                raise fresh(losing.result())
+            return await doing
+        finally:
+            for task in (doing, losing):
+                task.cancel()
+            await asyncio.gather(doing, losing, return_exceptions=True)
+
+    def background_failed(self, error: BaseException) -> None:
+        """A task of ours raised: what it says ends the run; anything but a :class:`MyelinError` is a mistake of
+        ours."""
+        if not isinstance(error, MyelinError):
+            mistake = MyelinError(
+                f"a mistake in Myelin: {type(error).__name__}: {error}", "please report it", reason="internal"
+            )
+            mistake.__cause__ = error
+            error = mistake
+        self.loss.report(error)
+
+    async def follow_losses(self) -> None:
+        """A loss while the pipeline is there is the pipeline's."""
+        error = await self.loss.wait()
+        if self.pipeline is not None:
+            self.pipeline.fail(error)
+
+    async def serve_control(self, node: Node) -> None:
+        """Take a node's messages for as long as it lives."""
+        watch = self.watch
+        assert watch is not None
+        await node.reached.serve(lambda error: watch.control_lost(node, error))
+
+    async def wait_for_tokenizer(self) -> Tokenizer:
+        """The tokenizer, once it is built."""
+        return await self.tokenizer
+
+    async def send_probe(self, pipeline: Pipeline) -> None:
+        """Push one token through the chain."""
+        what = f"no token came through the chain of stages within {PROBE_TIMEOUT_S:g} s"
+        async with _deadline(PROBE_TIMEOUT_S, what, "probe-timeout"):
+            await pipeline.probe()
+
+    async def open_all_edges(self) -> HeadEdge:
+        """Have every node dial its neighbour, and dial the head ourselves."""
+        what = f"the edges between the nodes did not open within {EDGES_TIMEOUT_S:g} s"
+        async with _deadline(EDGES_TIMEOUT_S, what, "edges-timeout"):
+            await all_of(self.open_edges(index) for index in range(len(self.nodes)))
+            return await self.open_head_edge()
+
+    async def open_edges(self, index: int) -> None:
+        """Have one node dial the next one, and the tail the head; a lone stage dials nobody."""
+        node, following = self.nodes[index], self.nodes[(index + 1) % len(self.nodes)]
+        key = node.live.key
+        with self.story.node(Phase.PIPELINE_PROBE, key.node, key.attempt):
+            if following is node:
+                await node.reached.open_edges(FIRST_EPOCH, None, None)
+            else:
+                endpoint = narrowed(following.endpoint, self.request.endpoint_mask)
+                await node.reached.open_edges(FIRST_EPOCH, following.spec.node, endpoint)
+
+    async def open_head_edge(self) -> HeadEdge:
+        """Dial the head for requests and tokens."""
+        assert self.transport is not None
+        assert self.watch is not None
+        head = self.nodes[0]
+        endpoint = narrowed(head.endpoint, self.request.endpoint_mask)
+        stream = await self.transport.connect(endpoint, EDGE_PROTOCOL, expect=head.spec.node)
+        self.edge = HeadEdge(stream, FIRST_EPOCH)
+        self.background.start(self.edge.serve(self.watch.edge_lost), "edge to the head")
+        return self.edge
+
+    @asynccontextmanager
+    async def startup_deadline(self, node: Node, what: str) -> AsyncIterator[None]:
+        """Within ``startup_timeout_s`` of its launch, a node must be ready."""
+        left = node.ready_by - asyncio.get_running_loop().time()
+        allowed = self.request.startup_timeout_s
+        async with _deadline(left, f"{node.spec.node} {what} within {allowed:g} s", "startup-timeout"):
+            yield
+
+
+def _is_loss(error: BaseException | None) -> bool:
+    return isinstance(error, MyelinError) and error.reason in ("node-lost", "edge-lost", "edge-closed")
+
+
+@asynccontextmanager
+async def _deadline(seconds: float, what: str, reason: str) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise NodeError(what, "see what the nodes wrote with --debug", reason=reason) from None
+
+
+def provision_message(plan: PlannedRun, index: int) -> pb.Provision:
+    """What the node of stage ``index`` is told to load; without the end tokens. Pure."""
+    stage, options = plan.plan.stages[index], plan.options
+    return pb.Provision(
+        id=PROVISION_ID,
+        model_uri=plan.model.uri,
+        engine=plan.engine.name,
+        options=pb.EngineOptions(
+            threads=options.threads,
+            max_context=options.max_context,
+            max_sequences=options.max_sequences,
+            max_batch_tokens=options.max_batch_tokens,
+            kv_dtype=options.kv_dtype,
+            memory_bytes=options.memory_bytes,
+        ),
+        stage_index=index,
+        stage_count=len(plan.plan.stages),
+        first_layer=stage.slice.first_layer,
+        end_layer=stage.slice.end_layer,
+        model_cache_dir=str(plan.request.source_options.cache_dir),
+        part_sizes=plan.model.part_sizes,
+        header_digest=plan.model.digest,
+    )
+
+
+def node_environment(request: RunRequest, ours: Mapping[str, str]) -> dict[str, SecretStr]:
+    """The variables that nodes get: where to send spans, how to fetch the model, what the request adds. Pure."""
+    environment = {name: value for name, value in ours.items() if name.startswith(_TELEMETRY_PREFIX)}
+    if request.trace_file and request.provider in LOCAL_PROVIDERS:
+        environment["MYELIN_NODE_TRACE_FILE"] = os.path.abspath(request.trace_file)
+    options = request.source_options
+    if options.token is not None:
+        environment["HF_TOKEN"] = options.token.get_secret_value()
+    if options.offline:
+        environment["HF_HUB_OFFLINE"] = "1"
+    environment["HF_ENDPOINT"] = options.hub_endpoint
+    environment.update(request.environment)
+    return {name: SecretStr(value) for name, value in environment.items()}
+
+
+def stage_status(node: Node, provider: str, engine: str, status: pb.Status) -> StageStatus:
+    """What is known of a loaded stage. Pure."""
+    assert node.loaded is not None
+    return StageStatus(
+        index=node.stage.index,
+        layers=node.stage.layers,
+        node=NodeId(node.spec.node),
+        provider=provider,
+        engine=engine,
+        planned_bytes=node.stage.weight_bytes,
+        fetched_bytes=node.loaded.fetched_bytes,
+        weight_bytes=node.loaded.weight_bytes,
+        kv_bytes=node.loaded.kv_bytes,
+        resident_bytes=status.resident_bytes,
+        peak_resident_bytes=status.peak_resident_bytes,
+        threads=node.loaded.threads,
+        load_seconds=node.loaded.seconds,
+    )

@@ -1,0 +1,233 @@
+"""A live chain of stages: generates, tells how it is, and says when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from opentelemetry.trace import Tracer
+
+from myelin.engine.contract import EngineOptions
+from myelin.errors import MyelinError, RequestError
+from myelin.model.architecture import Hyperparameters
+from myelin.model.facts import ModelFacts
+from myelin.model.tokenizer import Tokenizer
+from myelin.orchestrator.background import all_of
+from myelin.orchestrator.control import NodeControl, fresh
+from myelin.orchestrator.head_edge import Event, HeadEdge
+from myelin.orchestrator.request import RunRequest
+from myelin.planner.run_plan import RunPlan
+from myelin.values import GREEDY, NodeId, SamplingParams
+from myelin.wire.record import RecordFlags
+from myelin.wire.requests import Finished
+
+
+@dataclass(frozen=True, slots=True)
+class StageStatus:
+    """One stage as it is. Sizes are bytes.
+
+    Attributes:
+        index, layers: Which, and its layers ``(first, end)``.
+        node, provider, engine: Where and by what it is computed.
+        planned_bytes: Weights that it was planned to hold.
+        fetched_bytes: Tensor bytes that it read.
+        weight_bytes, kv_bytes: Held for weights; reserved for keys and values.
+        resident_bytes, peak_resident_bytes: Of the whole worker process, now and at most; 0 where it could not be
+            asked.
+        threads: Compute threads.
+        load_seconds: What loading took.
+    """
+
+    index: int
+    layers: tuple[int, int]
+    node: NodeId
+    provider: str
+    engine: str
+    planned_bytes: int
+    fetched_bytes: int
+    weight_bytes: int
+    kv_bytes: int
+    resident_bytes: int
+    peak_resident_bytes: int
+    threads: int
+    load_seconds: float
+
+
+class Pipeline:
+    """What :func:`myelin.orchestrator.bootstrap.running` gives. The event loop owns it.
+
+    Attributes:
+        request, plan, facts, parameters, tokenizer: What runs.
+        options: The engine options in effect (the context resolved).
+        stages: As they were when they had loaded.
+        bootstrap_seconds: From the request to readiness.
+        tracer, trace_parent: For spans of requests, children of the serving phase.
+    """
+
+    def __init__(
+        self,
+        *,
+        request: RunRequest,
+        plan: RunPlan,
+        facts: ModelFacts,
+        parameters: Hyperparameters,
+        tokenizer: Tokenizer,
+        options: EngineOptions,
+        stages: tuple[StageStatus, ...],
+        controls: Sequence[NodeControl],
+        edge: HeadEdge,
+        tracer: Tracer,
+    ) -> None:
+        self.request = request
+        self.plan = plan
+        self.facts = facts
+        self.parameters = parameters
+        self.tokenizer = tokenizer
+        self.options = options
+        self.stages = stages
+        self.bootstrap_seconds = 0.0
+        self.tracer = tracer
+        self.trace_parent = ""
+        self._controls = tuple(controls)
+        self._edge = edge
+        self._lost = asyncio.Event()
+        self._error: MyelinError | None = None
+
+    @property
+    def requests(self) -> int:
+        """How many sequences were submitted."""
+        return self._edge.submitted
+
+    @property
+    def error(self) -> MyelinError | None:
+        """Why the pipeline is lost, once it is."""
+        return self._error
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        sampling: SamplingParams = GREEDY,
+        ignore_end: bool = False,
+    ) -> AsyncGenerator[Event, None]:
+        """New tokens as they are chosen, then one :class:`Finished`.
+
+        Args:
+            prompt: Token ids.
+            max_tokens: New tokens at most; the context ends a generation too.
+            sampling: How each is chosen.
+            ignore_end: Go on past end-of-generation tokens.
+
+        Closing the generator cancels the sequence.
+
+        Raises:
+            RequestError: At once: the prompt is empty, doesn't fit the context, or holds an id outside the vocabulary;
+                a number is out of range.
+            MyelinError: While iterating: the pipeline was lost, or the engine failed.
+        """
+        tokens = tuple(int(token) for token in prompt)
+        check_request(tokens, max_tokens, sampling, self.options.max_context, self.parameters.vocab_size)
+        return self._generate(tokens, max_tokens, sampling, ignore_end)
+
+    async def _generate(
+        self,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        sampling: SamplingParams,
+        ignore_end: bool,
+        flags: RecordFlags = RecordFlags.NONE,
+    ) -> AsyncGenerator[Event, None]:
+        mailbox = self._edge.submit(
+            prompt,
+            max_tokens=min(max_tokens, self.options.max_context),
+            sampling=sampling,
+            ignore_end=ignore_end,
+            flags=flags,
+        )
+        try:
+            while True:
+                event = await mailbox.get()
+                yield event
+                if isinstance(event, Finished):
+                    return
+        finally:
+            self._edge.forget(mailbox)
+
+    async def probe(self) -> None:
+        """Push one token through the whole chain and back.
+
+        Raises:
+            MyelinError: It did not come through.
+        """
+        start = self.tokenizer.bos_id
+        prompt = (start if start is not None and 0 <= start < self.parameters.vocab_size else 0,)
+        async with aclosing(self._generate(prompt, 1, GREEDY, True, RecordFlags.PROBE)) as events:
+            async for _ in events:
+                pass
+
+    async def status(self) -> tuple[StageStatus, ...]:
+        """The stages as they are now; a node that can't be asked keeps what was known of it, without its memory."""
+        return tuple(
+            await all_of(_measured(stage, control) for stage, control in zip(self.stages, self._controls, strict=True))
+        )
+
+    def fail(self, error: MyelinError) -> None:
+        """The pipeline is lost: everybody who waits is told at once. The first reason counts."""
+        if self._error is None:
+            self._error = error
+        self._edge.fail(self._error)
+        self._lost.set()
+
+    async def failed(self) -> MyelinError:
+        """Return once the pipeline is lost, with the reason."""
+        await self._lost.wait()
+        assert self._error is not None
+        return fresh(self._error)
+
+
+async def _measured(stage: StageStatus, control: NodeControl) -> StageStatus:
+    try:
+        status = await control.status()
+    except MyelinError:
+        return replace(stage, resident_bytes=0)
+    return replace(stage, resident_bytes=status.resident_bytes, peak_resident_bytes=status.peak_resident_bytes)
+
+
+def check_request(
+    prompt: tuple[int, ...], max_tokens: int, sampling: SamplingParams, max_context: int, vocab_size: int
+) -> None:
+    """Whether a request can be served. Pure.
+
+    Raises:
+        RequestError: It can't; both numbers are named.
+    """
+    if not prompt:
+        raise RequestError("the prompt is empty", "give it at least one token", reason="prompt-empty")
+    if len(prompt) >= max_context:
+        raise RequestError(
+            f"the prompt has {len(prompt)} tokens, which leaves no room for an answer in the context of {max_context}",
+            "shorten the prompt, or start with a larger --max-context",
+            reason="prompt-too-long",
+        )
+    lowest, highest = min(prompt), max(prompt)
+    if lowest < 0 or highest >= vocab_size:
+        raise RequestError(
+            f"token {lowest if lowest < 0 else highest} is outside the vocabulary of {vocab_size}",
+            "encode the prompt with the model's own tokenizer",
+            reason="token-out-of-range",
+        )
+    if max_tokens < 1:
+        raise RequestError(f"max_tokens is {max_tokens}", "ask for at least one new token", reason="max-tokens")
+    if not 0.0 <= sampling.temperature <= 1e6:  # false for NaN too
+        raise RequestError(
+            f"a temperature of {sampling.temperature} is out of range", "use 0 (greedy) to 2", reason="sampling"
+        )
+    if not 0.0 < sampling.top_p <= 1.0:
+        raise RequestError(f"top_p is {sampling.top_p}", "it is above 0 and at most 1", reason="sampling")
+    if not 0 <= sampling.top_k < 1 << 32:
+        raise RequestError(f"top_k is {sampling.top_k}", "0 keeps all tokens", reason="sampling")
+    if not 0 <= sampling.seed < 1 << 64:
+        raise RequestError(f"the seed {sampling.seed} is out of range", "it has 64 bits", reason="sampling")

@@ -1,0 +1,179 @@
+"""From a request to a plan: the model's header, the engine, which node holds what. Starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from myelin.engine.contract import EngineOptions, EngineSupport
+from myelin.errors import ModelError
+from myelin.model.architecture import Hyperparameters, describe, stage_tensors
+from myelin.model.digest import header_digest
+from myelin.model.facts import ModelFacts
+from myelin.model.source import FetchProgress, ModelSource
+from myelin.orchestrator.engines import AUTO, choose_engine
+from myelin.orchestrator.request import RunRequest
+from myelin.planner.run_plan import NodeCapacity, PlanRequest, RunPlan
+from myelin.values import NodeId
+
+if TYPE_CHECKING:
+    from myelin.model.shard import ByteSource
+    from myelin.model.tokenizer import Tokenizer
+    from myelin.plugins.registry import Registry
+
+DEFAULT_CONTEXT = 4096
+"""The context where none is asked for, unless the model was trained for less."""
+
+_KV_BYTES = {"f16": 2, "f32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedModel:
+    """A model whose header has been read; its files are closed again.
+
+    Attributes:
+        uri: What nodes are given to open the same model.
+        facts, parameters: What the header says.
+        part_sizes: Bytes of its files.
+        digest: SHA-256 over the headers.
+    """
+
+    uri: str
+    facts: ModelFacts
+    parameters: Hyperparameters
+    part_sizes: tuple[int, ...]
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """What a request comes to, before anything is started.
+
+    Attributes:
+        request: What was asked.
+        model: The model as it was opened.
+        options: The engine's options in effect (the context resolved).
+        engine: The engine that will compute every stage.
+        plan: Which node holds which layers.
+        tokenizer: The model's.
+    """
+
+    request: RunRequest
+    model: OpenedModel
+    options: EngineOptions
+    engine: EngineSupport
+    plan: RunPlan
+    tokenizer: Tokenizer
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What the header says."""
+        return self.model.facts
+
+    @property
+    def parameters(self) -> Hyperparameters:
+        """The model's hyperparameters."""
+        return self.model.parameters
+
+
+def open_model(source: ModelSource, progress: FetchProgress | None = None) -> OpenedModel:
+    """Open the model's files, read the header, close them. Blocking; belongs in a thread.
+
+    Raises:
+        ModelError: It isn't there, it is damaged, or it is of a kind that we don't serve.
+    """
+    from myelin.model.gguf import read_facts
+
+    parts: tuple[ByteSource, ...] = source.open(progress)
+    try:
+        facts = read_facts(parts)
+        return OpenedModel(
+            uri=source.uri,
+            facts=facts,
+            parameters=describe(facts),
+            part_sizes=tuple(part.size for part in parts),
+            digest=header_digest(facts, parts),
+        )
+    finally:
+        for part in parts:
+            part.close()
+
+
+def make_tokenizer(request: RunRequest, facts: ModelFacts) -> Tokenizer:
+    """The model's tokenizer. Blocking, takes a moment for large vocabularies.
+
+    Raises:
+        ModelError: The header has none, or one of an unknown kind.
+    """
+    from myelin.model.tokenizer import build_tokenizer
+
+    return build_tokenizer(facts, request.tokenizer_path)
+
+
+def resolved_options(options: EngineOptions, parameters: Hyperparameters) -> EngineOptions:
+    """``options`` with the context that 0 stands for: the model's own, at most :data:`DEFAULT_CONTEXT`."""
+    if options.max_context:
+        return options
+    return replace(options, max_context=min(parameters.context_length, DEFAULT_CONTEXT))
+
+
+def node_names(stages: int) -> tuple[NodeId, ...]:
+    """``stage-0``, ``stage-1``, …"""
+    return tuple(NodeId(f"stage-{index}") for index in range(stages))
+
+
+def plan_run(
+    request: RunRequest, model: OpenedModel, registry: Registry
+) -> tuple[EngineOptions, EngineSupport, RunPlan]:
+    """Decide on the engine, then on the plan.
+
+    Raises:
+        PlanError: The model can't be split as it was asked for.
+        EngineError: No engine, or not the named one, computes it.
+        PluginError: A plugin that is named can't be used.
+    """
+    options = resolved_options(request.engine_options, model.parameters)
+    plan = registry.plan(
+        PlanRequest(
+            facts=model.facts,
+            parameters=model.parameters,
+            model_uri=model.uri,
+            nodes=tuple(NodeCapacity(node) for node in node_names(request.stages)),
+            split=request.split,
+            max_context=options.max_context,
+            max_sequences=options.max_sequences,
+            max_batch_tokens=options.max_batch_tokens,
+            kv_bytes_per_value=_KV_BYTES.get(options.kv_dtype, 2),
+        ),
+        request.planner,
+    )
+    names = stage_tensors(model.facts, model.parameters, 0, model.parameters.n_layers)
+    tensors = [model.facts.tensors[name] for name in names]
+    engine = choose_engine(request.engine, registry.engine_support(), model.facts.architecture, tensors)
+    return options, engine, plan
+
+
+def named_plugins(request: RunRequest) -> dict[str, list[str]]:
+    """The plugins that a request names, by group: all must be usable, and all that are not are reported at once."""
+    wanted = {"myelin.providers": [request.provider], "myelin.transports": [request.transport]}
+    if request.engine != AUTO:
+        wanted["myelin.engines"] = [request.engine]
+    if request.planner:
+        wanted["myelin.planners"] = [request.planner]
+    return wanted
+
+
+class AbandonedError(ModelError):
+    """Fetching was given up because nobody waits for it any more."""
+
+
+def abandonable(progress: FetchProgress, abandoned: Callable[[], bool]) -> FetchProgress:
+    """``progress`` that ends the fetch in its thread once ``abandoned()``."""
+
+    def tell(done: int, total: int) -> None:
+        if abandoned():
+            raise AbandonedError("fetching was interrupted", reason="interrupted")
+        progress(done, total)
+
+    return tell
