@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,20 @@ if TYPE_CHECKING:
 LINE_EVERY_S = 2.0
 """Plain lines about one stage's phase come no more often than this, except for its end."""
 
+STILL_EVERY_S = 15.0
+"""A plain line that says the same as the last one comes no more often than this."""
+
 _PHASE_WORDS = {"open": "opening", "fetch": "fetching", "compile": "compiling", "load": "loading"}
 _IN_BYTES = frozenset({"fetch", "load"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What was last said about a stage's phase, and when."""
+
+    when: float
+    done: int
+    total: int
 
 
 class Display:
@@ -45,7 +58,7 @@ class Display:
         self._clock = clock
         self._progress: Progress | None = None
         self._tasks: dict[int, TaskID] = {}
-        self._told: dict[tuple[int, str], tuple[float | None, bool]] = {}
+        self._told: dict[tuple[int, str], _Told] = {}
 
     def __enter__(self) -> Display:
         return self
@@ -95,10 +108,12 @@ class Display:
         """A plain line, unless there was one a moment ago."""
         complete = 0 < event.total <= event.done
         now = self._clock()
-        last, was_complete = self._told.get((event.stage, event.phase), (None, False))
-        if was_complete or (last is not None and now - last < LINE_EVERY_S and not complete):
-            return
-        self._told[event.stage, event.phase] = (now, complete)
+        last = self._told.get((event.stage, event.phase))
+        if last is not None:
+            same = (event.done, event.total) == (last.done, last.total)
+            if now - last.when < (STILL_EVERY_S if same else 0.0 if complete else LINE_EVERY_S) or (same and complete):
+                return
+        self._told[event.stage, event.phase] = _Told(now, event.done, event.total)
         self._write(f"stage {event.stage}: {_PHASE_WORDS.get(event.phase, event.phase)} {_amount(event)}".rstrip())
 
     def _draw(self, event: ProgressEvent) -> None:
