@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from myelin.cluster.provider import BootSpec
-from myelin.engine.contract import LoadReport, Progress, Sample, StageBatch, StageOutput
+from myelin.engine.contract import LoadReport, Progress, Sample, Segment, StageBatch, StageOutput
 from myelin.errors import EngineError, ModelError, StreamClosed, TransportError
 from myelin.model.shard import StageSlice
+from myelin.telemetry.tracing import Tracing, configure_tracing
 from myelin.transport.contract import (
     CONTROL_PROTOCOL,
     EDGE_PROTOCOL,
@@ -27,7 +28,7 @@ from myelin.transport.memory import MemoryTransport
 from myelin.values import Attempt, Epoch, FinishReason, NodeId, RunId, SamplingParams, SequenceId
 from myelin.wire import control_pb2 as control
 from myelin.wire.codec import decode, encode
-from myelin.wire.record import Record, RecordFlags, RecordKind, pack, unpack
+from myelin.wire.record import PayloadType, Record, RecordFlags, RecordKind, pack, unpack
 from myelin.wire.requests import (
     Fault,
     Finished,
@@ -42,9 +43,10 @@ from myelin.wire.requests import (
 from myelin.worker.agent import Agent
 from myelin.worker.control import Patience
 from myelin.worker.provision import StageRequest
-from myelin.worker.segments import BatchLimits
+from myelin.worker.segments import BatchLimits, pack_batch
 from myelin.worker.stage import LoadedStage
 from numpy.typing import NDArray
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pydantic import SecretStr
 
 RUN = RunId("run")
@@ -179,14 +181,19 @@ class MemoryPlugins:
 class Node:
     """One agent, and the orchestrator's control stream to it."""
 
-    def __init__(self, index: int, patience: Patience = Patience()) -> None:  # noqa: B008 - frozen
+    def __init__(
+        self,
+        index: int,
+        patience: Patience = Patience(),
+        tracing: Tracing | None = None,  # noqa: B008 - frozen
+    ) -> None:
         self.name = NodeId(f"stage-{index}")
         boot = BootSpec(RUN, self.name, Attempt(1), SECRET, transport="memory", engine="toy", bind="memory:")
         self.engine: ToyEngine | None = None
         self.loads = 0
         self.load_delay = 0.0
         self.load_error: Exception | None = None
-        self.agent = Agent(boot, MemoryPlugins(), patience=patience, loader=self._load)
+        self.agent = Agent(boot, MemoryPlugins(), patience=patience, tracing=tracing, loader=self._load)
         self.endpoint: asyncio.Future[Endpoint] = asyncio.get_running_loop().create_future()
         self.task = asyncio.create_task(self.agent.run(self.endpoint.set_result))
         self.control: MessageStream | None = None
@@ -217,6 +224,7 @@ class Node:
         )
 
     async def tell(self, **body: Any) -> None:
+        """Send one message; ``traceparent`` may come with it."""
         assert self.control is not None
         await self.control.send(encode(control.Envelope(**body)))
 
@@ -354,11 +362,11 @@ class Cluster:
 
 
 @asynccontextmanager
-async def nodes(count: int, patience: Patience | None = None) -> AsyncIterator[Cluster]:
+async def nodes(count: int, patience: Patience | None = None, tracing: Tracing | None = None) -> AsyncIterator[Cluster]:
     """Agents that listen and are dialled, with nothing loaded yet."""
     identity = PeerIdentity(RUN, ORCHESTRATOR, Attempt(1))
     transport = MemoryTransport(TransportOptions(identity, SECRET))
-    cluster = Cluster([Node(index, patience or Patience()) for index in range(count)], transport)
+    cluster = Cluster([Node(index, patience or Patience(), tracing) for index in range(count)], transport)
     try:
         for node in cluster.nodes:
             await cluster.dial(node)
@@ -742,6 +750,110 @@ async def test_what_a_node_has_no_use_for_is_said() -> None:
         (node,) = cluster.nodes
         await node.tell(goodbye=control.Goodbye())
         assert (await node.hear("failure")).reason == "unexpected-message"
+
+
+async def test_a_node_continues_the_orchestrators_trace() -> None:
+    exporter = InMemorySpanExporter()
+    tracing = configure_tracing("myelin-worker", [exporter])
+    trace = f"{0xABC:032x}"
+    async with nodes(1, tracing=tracing) as cluster:
+        (node,) = cluster.nodes
+        node.load_error = ModelError("the model is torn", reason="torn")
+        await node.tell(provision=provision(0, ()), traceparent=f"00-{trace}-{0x11:016x}-01")
+        await node.hear("failure")
+        node.load_error = None
+        await node.tell(provision=provision(0, (), identifier=2), traceparent=f"00-{trace}-{0x22:016x}-01")
+        await node.hear("provisioned")
+        await node.tell(open_edges=control.OpenEdges(epoch=3), traceparent=f"00-{trace}-{0x33:016x}-01")
+        await node.hear("edges_open")
+    assert await asyncio.to_thread(tracing.shutdown, 5.0)
+    spans = exporter.get_finished_spans()
+    assert [span.name for span in spans] == [
+        "worker.load",
+        "worker.provision",
+        "worker.load",
+        "worker.provision",
+        "worker.open_edges",
+    ]
+    assert {span.context.trace_id for span in spans if span.context} == {0xABC}
+    parents = [span.parent.span_id for span in spans if span.parent]
+    failed, loaded = spans[1], spans[3]
+    assert failed.context is not None
+    assert loaded.context is not None
+    assert parents == [failed.context.span_id, 0x11, loaded.context.span_id, 0x22, 0x33]
+    assert [span.status.is_ok for span in spans] == [False, False, True, True, True]
+    assert dict(failed.attributes or {})["error.type"] == "torn"
+    assert dict(loaded.attributes or {})["myelin.node.id"] == "stage-0"
+    assert dict(spans[4].attributes or {})["myelin.epoch"] == 3
+
+
+def batch(segments: list[Segment], rows: int, columns: int = WIDTH, **changes: Any) -> Record:
+    """A record as the stage before would send it."""
+    fields: dict[str, Any] = {
+        "kind": RecordKind.BATCH,
+        "epoch": Epoch(1),
+        "object_id": 0,
+        "sequence": 0,
+        "meta": pack_batch(segments, []),
+        "payload": bytes(4 * rows * columns),
+        "dtype": PayloadType.FLOAT32,
+        "rows": rows,
+        "columns": columns,
+    }
+    return Record(**{**fields, **changes})
+
+
+FIRST = [Segment(SequenceId(1), 0, 2, True)]
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (b"garbage", "shorter than its header"),
+        (pack(batch(FIRST, 3)), "add up to 2 rows"),
+        (pack(batch(FIRST, 2, columns=5)), "came as 5 FLOAT32, not 3"),
+        (pack(batch(FIRST, 2, dtype=PayloadType.INT32)), "came as 3 INT32"),
+        (pack(batch([Segment(SequenceId(1), 63, 2)], 2)), "beyond the context"),
+        (pack(batch(FIRST, 2, sequence=1)), "record 1 came where 0 was due"),
+        (pack(batch(FIRST, 2, epoch=Epoch(2))), "epoch 2 came where 1 is open"),
+        (pack(batch(FIRST, 2, kind=RecordKind.SAMPLES)), "SAMPLES record came to stage 1"),
+    ],
+)
+async def test_what_is_malformed_on_an_edge_is_a_fault_and_never_reaches_the_engine(message: bytes, says: str) -> None:
+    async with pipeline(3) as cluster:
+        neighbour = MemoryTransport(TransportOptions(PeerIdentity(RUN, NodeId("stage-0"), Attempt(1)), SECRET))
+        tail = cluster.nodes[1]
+        edge = await neighbour.connect(await tail.endpoint, EDGE_PROTOCOL)
+        await edge.send(message)
+        told = await tail.hear("failure")
+        assert says in told.message
+        assert (told.reason, told.fatal) == ("wire", False)
+        assert (await asyncio.wait_for(cluster.faults.get(), 5)).sequence is None
+        assert cluster.engines[1].steps == 0
+        await neighbour.close()
+
+
+@pytest.mark.parametrize(
+    ("samples", "says"),
+    [
+        ([], "0 tokens, not 1"),
+        ([Sample(SequenceId(9), 1, 0, 0.0)], "sequence 9"),
+        ([Sample(SequenceId(1), 1, VOCABULARY, 0.0)], "outside the vocabulary"),
+    ],
+)
+async def test_a_tail_that_answers_wrongly_is_a_fault(samples: list[Sample], says: str) -> None:
+    async with pipeline(3) as cluster:
+        cluster.engines[1].step = lambda batch: StageOutput(samples=tuple(samples))  # type: ignore[method-assign]
+        await cluster.submit(Submit(SequenceId(1), (1,), 5))
+        assert says in (await asyncio.wait_for(cluster.faults.get(), 5)).message
+        assert says in (await cluster.nodes[0].hear("failure")).message
+
+
+async def test_an_engine_that_gives_other_rows_is_a_fault() -> None:
+    async with pipeline(3) as cluster:
+        cluster.engines[0].output_hidden = np.zeros((1, WIDTH + 1), dtype=np.float32)
+        await cluster.submit(Submit(SequenceId(1), (1,), 5))
+        assert (await asyncio.wait_for(cluster.faults.get(), 5)).reason == "engine-output"
 
 
 async def test_shutdown_says_goodbye_and_ends() -> None:
