@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -77,9 +78,11 @@ def test_what_is_no_file(tmp_path: Path, name: str, said: str, hint: str) -> Non
     assert hint in caught.value.hint
 
 
-def test_a_device_is_no_file() -> None:
-    with pytest.raises(ModelError, match="is not a file"):
-        path_source("/dev/null").open()
+def test_devices_and_pipes_are_no_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/null", tmp_path / "pipe"):
+        with pytest.raises(ModelError, match="is not a file"):
+            path_source(path).open()
 
 
 @pytest.mark.parametrize("uri", ["hf:a/b/c.gguf", "pkg:a/b.gguf", "https://a/b.gguf", "http://a/b", "s3://a/b", ""])

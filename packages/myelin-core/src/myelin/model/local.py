@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -23,18 +24,16 @@ class LocalFile:
         self._name = name or path.name
         self._descriptor = -1
         try:
+            if not stat.S_ISREG(os.stat(path).st_mode):  # before opening it: a pipe would keep us waiting
+                raise ModelError(f"{path} is not a file", "Name a .gguf file.", reason="model-unreadable")
             self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0))
-            status = os.fstat(self._descriptor)
+            self._size = os.fstat(self._descriptor).st_size
         except FileNotFoundError:
             raise ModelError(f"there is no file {path}", "Check the path.", reason="model-missing") from None
         except OSError as error:
             raise ModelError(
                 f"{path} can't be opened: {error.strerror}", "Check its permissions.", reason="model-unreadable"
             ) from None
-        if not os.path.isfile(path):
-            self.close()
-            raise ModelError(f"{path} is not a file", "Name a .gguf file.", reason="model-unreadable")
-        self._size = status.st_size
 
     @property
     def name(self) -> str:
