@@ -33,10 +33,10 @@ class LlamaOracle:
     Args:
         model: The GGUF file (the first part of a split one).
         context: Positions.
-        threads: Compute threads.
+        threads: Compute threads. They spin: with a busy neighbour, two are far slower than one.
     """
 
-    def __init__(self, model: Path, *, context: int = 4096, threads: int = 2) -> None:
+    def __init__(self, model: Path, *, context: int = 4096, threads: int = 1) -> None:
         try:
             import xllamacpp
         except ImportError as error:
