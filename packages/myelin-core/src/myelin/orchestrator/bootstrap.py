@@ -10,7 +10,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -418,6 +418,8 @@ class _Run:
 
     async def end_everything(self) -> None:
         """Nodes are asked to end, then released; then our own streams, tasks and plugins are closed."""
+        if self.watch is not None:
+            self.watch.end()
         try:
             if self.executor is not None and any(node.lease for node in self.nodes):
                 with self.story.phase(Phase.SHUTDOWN):
@@ -432,12 +434,10 @@ class _Run:
 
     async def say_goodbye(self) -> None:
         """Ask all nodes at once to end by themselves; go on when they have, or are too slow, or we are in a hurry."""
-        for node in self.nodes:
-            if node.control is not None:
-                node.control.expect_the_end()
-        farewells = [
-            asyncio.create_task(node.control.shut_down("the run is over")) for node in self.nodes if node.control
-        ]
+        controls = [node.control for node in self.nodes if node.control is not None]
+        for control in controls:
+            control.expect_the_end()
+        farewells = [asyncio.create_task(control.shut_down("the run is over")) for control in controls]
         everybody = asyncio.gather(*farewells, return_exceptions=True)
         hurry = asyncio.ensure_future(self.hurry.wait())
         waiting: set[asyncio.Future[Any]] = {everybody, hurry}
@@ -447,25 +447,24 @@ class _Run:
             for future in waiting:
                 future.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
+        await self.close_streams()  # a node that ends waits a moment for streams that are open to it
 
-    async def close(self) -> None:
-        """Close what is ours. Bounded: nothing of it matters to anybody else."""
+    async def close_streams(self) -> None:
+        """Close our streams, all at once. Bounded: nothing of it matters to anybody else. Twice is fine."""
+        closing = [node.control.close() for node in self.nodes if node.control is not None]
         if self.edge is not None:
             self.edge.fail(NodeError("the run is over", reason="run-over"))
+            closing.append(self.edge.close())
+        await _within(CLOSE_TIMEOUT_S, asyncio.gather(*closing, return_exceptions=True))
+
+    async def close(self) -> None:
+        """Close all that is ours."""
+        await self.close_streams()
         await self.background.close()
-        try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                if self.edge is not None:
-                    await self.edge.close()
-                for node in self.nodes:
-                    if node.control is not None:
-                        await node.control.close()
-                if self.transport is not None:
-                    await self.transport.close()
-                if self.executor is not None:
-                    await self.executor.close()
-        except TimeoutError:
-            pass
+        if self.transport is not None:
+            await _within(CLOSE_TIMEOUT_S, self.transport.close())
+        if self.executor is not None:
+            await _within(CLOSE_TIMEOUT_S, self.executor.close())
 
     # What the phases use.
 
@@ -570,6 +569,15 @@ class _Run:
         allowed = self.request.startup_timeout_s
         async with _deadline(left, f"{node.spec.node} {what} within {allowed:g} s", "startup-timeout"):
             yield
+
+
+async def _within(seconds: float, work: Awaitable[object]) -> None:
+    """Wait for ``work``, but no longer than that."""
+    try:
+        async with asyncio.timeout(seconds):
+            await work
+    except TimeoutError:
+        pass
 
 
 def _is_loss(error: BaseException | None) -> bool:
