@@ -20,7 +20,8 @@ from myelin.transport.contract import (
     Transport,
     TransportOptions,
 )
-from myelin.transport.grpc import DialledStream, GrpcTransport
+from myelin.transport.grpc import GrpcTransport
+from myelin.transport.grpc_stream import DialledStream
 from myelin.transport.memory import MemoryTransport
 from myelin.values import Attempt, NodeId, RunId
 from pydantic import SecretStr
