@@ -59,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             traceback.print_exc()
         return report(error)
+    if result == INTERRUPTED:  # newer versions of typer turn an interruption into this code by themselves
+        return report(KeyboardInterrupt())
     return result if isinstance(result, int) else 0
 
 
