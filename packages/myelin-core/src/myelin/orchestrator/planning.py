@@ -47,8 +47,8 @@ class OpenedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedRun:
-    """What a request comes to, before anything is started.
+class Planning:
+    """What a request comes to, but for the tokenizer, which may still be on its way.
 
     Attributes:
         request: What was asked.
@@ -56,7 +56,6 @@ class PlannedRun:
         options: The engine's options in effect (the context resolved).
         engine: The engine that will compute every stage.
         plan: Which node holds which layers.
-        tokenizer: The model's.
     """
 
     request: RunRequest
@@ -64,7 +63,6 @@ class PlannedRun:
     options: EngineOptions
     engine: EngineSupport
     plan: RunPlan
-    tokenizer: Tokenizer
 
     @property
     def facts(self) -> ModelFacts:
@@ -75,6 +73,17 @@ class PlannedRun:
     def parameters(self) -> Hyperparameters:
         """The model's hyperparameters."""
         return self.model.parameters
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun(Planning):
+    """What a request comes to, before anything is started.
+
+    Attributes:
+        tokenizer: The model's.
+    """
+
+    tokenizer: Tokenizer
 
 
 def open_model(source: ModelSource, progress: FetchProgress | None = None) -> OpenedModel:
@@ -123,9 +132,7 @@ def node_names(stages: int) -> tuple[NodeId, ...]:
     return tuple(NodeId(f"stage-{index}") for index in range(stages))
 
 
-def plan_run(
-    request: RunRequest, model: OpenedModel, registry: Registry
-) -> tuple[EngineOptions, EngineSupport, RunPlan]:
+def plan_run(request: RunRequest, model: OpenedModel, registry: Registry) -> Planning:
     """Decide on the engine, then on the plan.
 
     Raises:
@@ -151,7 +158,7 @@ def plan_run(
     names = stage_tensors(model.facts, model.parameters, 0, model.parameters.n_layers)
     tensors = [model.facts.tensors[name] for name in names]
     engine = choose_engine(request.engine, registry.engine_support(), model.facts.architecture, tensors)
-    return options, engine, plan
+    return Planning(request, model, options, engine, plan)
 
 
 def named_plugins(request: RunRequest) -> dict[str, list[str]]:
