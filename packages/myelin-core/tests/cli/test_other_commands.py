@@ -51,7 +51,7 @@ def test_serve_answers_while_it_is_up(myelin: Myelin, scripted: Any, monkeypatch
     monkeypatch.setattr("myelin.cli.output.tell", lambda text: addresses.append(text))
 
     async def ask() -> MyelinError:
-        line = next(text for text in addresses if text.startswith("Serving prompts on "))
+        line = next(text for text in addresses if text.startswith("Prompt RPC on "))
         port = int(line.split(";")[0].rpartition(":")[2])
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b'{"SubmitPrompt":{"request_id":1,"prompt_text":"hi"}}\n')

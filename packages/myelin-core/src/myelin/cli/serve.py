@@ -78,7 +78,7 @@ class _Server:
                     await server.start(listener)
                     self.served = True
                     tell(stages_table(pipeline.stages))
-                    tell(f"Serving prompts on {show_address(listener)}; Ctrl-C stops")
+                    tell(f"Prompt RPC on {show_address(listener)}; Ctrl-C stops")
                     if self._as_json:
                         self._announce(str(request.run), show_address(listener), pipeline)
                     raise await pipeline.failed()
