@@ -37,6 +37,8 @@ from myelin.errors import (
 )
 from myelin.model.shard import ByteSource
 from myelin.model.source import FetchProgress, ModelSource, SourceOptions
+from myelin.planner.pipeline import plan_pipeline
+from myelin.planner.run_plan import EdgeKind, EdgePlan, NodeCapacity, PlanRequest, RunPlan, StagePlan
 from myelin.plugins.markers import hookimpl
 from myelin.plugins.specs import ConfigSection, TelemetryContext
 from myelin.transport.contract import (
@@ -57,6 +59,8 @@ __all__ = [
     "ByteSource",
     "ConfigError",
     "ConfigSection",
+    "EdgeKind",
+    "EdgePlan",
     "Endpoint",
     "Epoch",
     "FetchProgress",
@@ -71,15 +75,19 @@ __all__ = [
     "ModelSource",
     "MyelinError",
     "Need",
+    "NodeCapacity",
     "NodeId",
     "Offer",
     "PeerIdentity",
     "PlanError",
+    "PlanRequest",
     "Provider",
     "ProviderContext",
     "ProviderError",
     "RunId",
+    "RunPlan",
     "SourceOptions",
+    "StagePlan",
     "StreamClosed",
     "StreamHandler",
     "TelemetryContext",
@@ -92,5 +100,6 @@ __all__ = [
     "die_with_parent",
     "hookimpl",
     "parse_announcement",
+    "plan_pipeline",
     "read_boot_line",
 ]
