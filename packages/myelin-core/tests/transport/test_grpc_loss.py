@@ -18,7 +18,8 @@ from myelin.values import Attempt, NodeId, RunId
 from pydantic import SecretStr
 
 KEEPALIVE_S = 0.5
-NOTICED_WITHIN_S = {signal.SIGKILL: 0.5, signal.SIGSTOP: 2 * KEEPALIVE_S + 1.0}
+NOTICED_WITHIN_S = {signal.SIGKILL: 2.0, signal.SIGSTOP: 2 * KEEPALIVE_S + 2.0}
+"""With room for a busy machine; with settings that don't work it takes a minute."""
 IDENTITY = PeerIdentity(RunId("run-1"), NodeId("this"), Attempt(1))
 OPTIONS = TransportOptions(IDENTITY, SecretStr("a secret"), keepalive_s=KEEPALIVE_S)
 

@@ -193,16 +193,19 @@ async def test_a_receiver_that_does_not_read_holds_the_sender(make: Factory, way
     async with pair(make) as both:
         sender, receiver = both.ends(way)
         taken = 0
+        begun = asyncio.Event()
 
         async def flood() -> None:
             nonlocal taken
             for _ in range(100):
                 await sender.send(message)
                 taken += 1
+                begun.set()
 
         flooding = asyncio.create_task(flood())
+        await begun.wait()
         await asyncio.sleep(0.7)
-        assert 1 <= taken < 60
+        assert taken < 60
         for _ in range(100):
             assert await receiver.receive() == message
         await flooding
@@ -258,7 +261,7 @@ async def test_both_sides_close_at_once(make: Factory) -> None:
         await asyncio.gather(both.dialled.send(b"a"), both.accepted.send(b"b"))
         begun = asyncio.get_running_loop().time()
         await asyncio.gather(both.dialled.close(), both.accepted.close())
-        assert asyncio.get_running_loop().time() - begun < 1.0
+        assert asyncio.get_running_loop().time() - begun < 4.0  # well within the time for lingering
 
 
 @pytest.mark.parametrize("way", ["out", "in"])
@@ -329,7 +332,8 @@ async def test_a_wrong_secret_never_reaches_a_handler(make: Factory) -> None:
 
 async def test_an_unknown_protocol(make: Factory) -> None:
     listener = await make(options(TAIL)).listen("127.0.0.1:0", {EDGE_PROTOCOL: echo})
-    await fails(make(options(HEAD)).connect(Endpoint((listener.address,)), CONTROL_PROTOCOL), "unknown-protocol")
+    connecting = make(options(HEAD)).connect(Endpoint((listener.address,)), CONTROL_PROTOCOL)
+    assert CONTROL_PROTOCOL in (await fails(connecting, "unknown-protocol")).message
 
 
 async def test_candidates_are_tried_in_order(make: Factory) -> None:
@@ -394,9 +398,10 @@ async def test_a_closed_listener_frees_its_port_and_ends_its_streams(make: Facto
 
 
 async def test_a_listener_closes_on_a_handler_that_does_not_end(make: Factory) -> None:
-    cancelled = asyncio.Event()
+    entered, cancelled = asyncio.Event(), asyncio.Event()
 
     async def handler(stream: MessageStream) -> None:
+        entered.set()
         try:
             await asyncio.sleep(3600)
         except asyncio.CancelledError:
@@ -405,10 +410,11 @@ async def test_a_listener_closes_on_a_handler_that_does_not_end(make: Factory) -
 
     listener = await make(options(TAIL)).listen("127.0.0.1:0", {EDGE_PROTOCOL: handler})
     await make(options(HEAD)).connect(Endpoint((listener.address,)), EDGE_PROTOCOL)
+    await entered.wait()
     begun = asyncio.get_running_loop().time()
     await listener.close(grace_s=0.2)
     assert cancelled.is_set()
-    assert asyncio.get_running_loop().time() - begun < 2.0
+    assert asyncio.get_running_loop().time() - begun < 4.0
 
 
 async def test_a_handler_may_close_its_own_listener(make: Factory) -> None:

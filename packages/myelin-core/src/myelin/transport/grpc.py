@@ -95,7 +95,7 @@ class _StreamMethods(grpc.GenericRpcHandler):  # type: ignore[misc] # grpc has n
             return None
 
         async def serve(_requests: object, context: Any) -> None:
-            stream = AcceptedStream(self._options, context)
+            stream = AcceptedStream(self._options, protocol, context)
             self._acceptor.start(stream, protocol)
             await stream.last()
 

@@ -45,7 +45,7 @@ def server_arguments(options: TransportOptions) -> list[tuple[str, int]]:
     ]
 
 
-def failure(error: Exception, peer: PeerIdentity | None) -> TransportError:
+def failure(error: Exception, peer: PeerIdentity | None, protocol: str) -> TransportError:
     """The error of a stream whose call failed with ``error``; ``peer`` is None while it is being opened."""
     if isinstance(error, TransportError):
         return error
@@ -53,7 +53,7 @@ def failure(error: Exception, peer: PeerIdentity | None) -> TransportError:
         return lost(peer, "its call had ended")  # gRPC's internal errors for using a call that is over
     code, details = error.code(), error.details() or ""
     if peer is None and code == grpc.StatusCode.UNIMPLEMENTED:
-        return unknown_protocol("this protocol")
+        return unknown_protocol(protocol)
     why = explain(code.name, details)
     if peer is None and code == grpc.StatusCode.UNAVAILABLE:
         return TransportError(why, reason=UNREACHABLE)

@@ -43,8 +43,9 @@ _ESCAPE_BYTES = bytes((ESCAPE,))
 class GrpcStream(ABC):
     """One end of a stream; the two ends differ in how the call underneath is read, written and ended."""
 
-    def __init__(self, options: TransportOptions) -> None:
+    def __init__(self, options: TransportOptions, protocol: str) -> None:
         self._options = options
+        self._protocol = protocol
         self._peer: PeerIdentity | None = None
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
@@ -55,7 +56,7 @@ class GrpcStream(ABC):
         """Why nothing can be sent any more; for receiving it counts once the queue is empty."""
         self._input_ended = asyncio.Event()
         self._closing: asyncio.Task[None] | None = None
-        self._reading = asyncio.create_task(self._read_ahead(), name="read ahead")
+        self._reading = asyncio.create_task(self._read_ahead(), name=f"read ahead {protocol}")
 
     @property
     def peer(self) -> PeerIdentity:
@@ -149,7 +150,7 @@ class GrpcStream(ABC):
                     raise
                 raise fresh(self._end or closed_here()) from None  # the call was cancelled, not our task
             except Exception as error:  # gRPC raises errors of many types, some of them internal
-                self._finish(failure(error, self._peer))
+                self._finish(failure(error, self._peer, self._protocol))
                 raise fresh(self._end or closed_here()) from None
 
     async def _close(self) -> None:
@@ -205,7 +206,7 @@ class GrpcStream(ABC):
             if _cancelling():
                 raise
         except Exception as error:  # gRPC raises errors of many types, some of them internal
-            self._finish(failure(error, self._peer))
+            self._finish(failure(error, self._peer, self._protocol))
         finally:
             self._input_ended.set()
             self._end_call(good=good)
@@ -232,8 +233,7 @@ class DialledStream(GrpcStream):
         target = format_address(*parse_address(address))
         self._channel = grpc.aio.insecure_channel(target, options=channel_arguments(options))
         self._call = self._channel.stream_stream(f"/{protocol}", None, None)()
-        self._protocol = protocol
-        super().__init__(options)
+        super().__init__(options, protocol)
 
     async def _read(self) -> bytes | None:
         message: bytes | object = await self._call.read()
@@ -261,10 +261,10 @@ class DialledStream(GrpcStream):
 class AcceptedStream(GrpcStream):
     """The acceptor's end: a call that lasts as long as :meth:`last` runs."""
 
-    def __init__(self, options: TransportOptions, context: Any) -> None:
+    def __init__(self, options: TransportOptions, protocol: str, context: Any) -> None:
         self._context = context
         self._ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        super().__init__(options)
+        super().__init__(options, protocol)
 
     async def last(self) -> None:
         """Return or raise when the call is to end; gRPC cancels it when the connection is lost."""
