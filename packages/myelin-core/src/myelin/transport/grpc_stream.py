@@ -194,7 +194,8 @@ class GrpcStream(ABC):
                     break
                 self._queue.append(message)
                 self._queued_bytes += len(message)
-                self._wake()
+                if self._wake():
+                    await asyncio.sleep(0)  # whoever waits for this goes first: it may have an answer to send
                 while self._is_full():
                     self._room.clear()
                     await self._room.wait()
@@ -221,9 +222,12 @@ class GrpcStream(ABC):
             self._end = end
         self._wake()
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def _wake(self) -> bool:
+        """Let a receiver that waits look again; whether there was one."""
+        if self._waiter is None or self._waiter.done():
+            return False
+        self._waiter.set_result(None)
+        return True
 
 
 class DialledStream(GrpcStream):
