@@ -17,7 +17,7 @@ from myelin.model.tokenizer import build_tokenizer
 from myelin_testkit.chain import Chain, EngineFactory, load_stages, log_softmax
 from myelin_testkit.prompts import PROMPTS
 
-pytestmark = pytest.mark.parity
+pytestmark = [pytest.mark.parity, pytest.mark.timeout(600)]
 
 LICENSE = Path(__file__).parents[2] / "LICENSE"
 PERPLEXITY_TOKENS = 2000
@@ -70,7 +70,6 @@ def test_log_probabilities_of_reference(real_model, reference: Chain) -> None:
     assert top_difference(real_model, reference) <= 0.12
 
 
-@pytest.mark.timeout(600)
 def test_perplexity(real_model, cpu: Chain, reference: Chain, record_property: Callable[[str, object], None]) -> None:
     tokens = real_model.oracle.tokenize(passage())[:PERPLEXITY_TOKENS]
     assert len(tokens) == PERPLEXITY_TOKENS
@@ -93,7 +92,6 @@ def tokens_of(factory: EngineFactory, path: Path, cuts: tuple[int, ...], prompt:
         return [sample.token for sample in chain.generate(prompt, 8, chunk=7)]
 
 
-@pytest.mark.timeout(600)
 def test_cpu_gives_the_same_tokens_for_every_cut(
     real_model, cpu: Chain, factory: Callable[[str], EngineFactory]
 ) -> None:
@@ -106,7 +104,6 @@ def test_cpu_gives_the_same_tokens_for_every_cut(
         assert tokens_of(factory("cpu"), real_model.path, cuts, prompt) == expected, f"cut before {cuts}"
 
 
-@pytest.mark.timeout(600)
 def test_reference_gives_the_same_tokens_for_some_cuts(
     real_model, reference: Chain, factory: Callable[[str], EngineFactory]
 ) -> None:
