@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
-from myelin.cluster.executor import Executor, LaunchTimes, exit_error
+from myelin.cluster.executor import Executor, LaunchTimes, exit_error, telling_text
 from myelin.cluster.provider import BootSpec, LaunchKey, Lease, LeaseState, LogLine, Need, Offer
 from myelin.cluster.spec import NodeSpec
 from myelin.errors import ConfigError, ProviderError
@@ -198,3 +198,18 @@ def test_an_exit_says_why_and_what_the_node_said_last() -> None:
     assert "before\nthe end" in error.__notes__[0]
     bare = exit_error(Lease(LeaseId("x"), key, LeaseState.EXITED), (), "while it served")
     assert bare.message == "stage-1 ended while it served (no reason given)"
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("Killed", "Killed"),
+        ('{"event": "edges open", "level": "info"}', ""),
+        ('{"event": "failed", "message": "no room", "level": "error"}', "failed: no room"),
+        ('{"a": 1}', '{"a": 1}'),
+        ("{not json", "{not json"),
+        ("[1]", "[1]"),
+    ],
+)
+def test_only_lines_that_tell_of_an_end_are_last_words(line: str, text: str) -> None:
+    assert telling_text(line) == text
