@@ -106,3 +106,13 @@ async def test_an_idle_peer_that_is_well_is_kept(role: str) -> None:
         await asyncio.sleep(6 * KEEPALIVE_S)
         await stream.send(b"there?")
         assert await stream.receive() == b"there?"
+
+
+@pytest.mark.parametrize("role", ["dialler", "acceptor"])
+async def test_a_peer_that_computes_without_pause_is_kept(role: str) -> None:
+    """gRPC's own threads answer pings while Python runs nothing else, for several times the keepalive."""
+    async with asyncio.timeout(30), stream_to_other_process(role) as (_, stream):
+        begun = asyncio.get_running_loop().time()
+        await stream.send(b"hold")
+        assert await stream.receive() == b"hold"
+        assert asyncio.get_running_loop().time() - begun >= 4 * KEEPALIVE_S
