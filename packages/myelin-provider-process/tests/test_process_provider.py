@@ -107,7 +107,7 @@ async def test_a_node_starts_announces_itself_and_is_released(make: Factory) -> 
 async def test_nodes_run_in_sessions_of_their_own(make: Factory) -> None:
     provider = make("good")
     lease = await provider.launch(LOCAL, boot(key()), key=key())
-    pid = int(lease.id.split("/")[0])
+    pid = int(lease.id.split(".")[0])
     assert os.getsid(pid) == pid != os.getsid(0)
 
 
@@ -208,7 +208,7 @@ async def test_a_cancelled_release_goes_on(make: Factory) -> None:
             await provider.release(lease.id)
     await provider.close()
     assert await provider.leases() == ()
-    assert not psutil.pid_exists(int(lease.id.split("/")[0]))
+    assert not psutil.pid_exists(int(lease.id.split(".")[0]))
 
 
 async def test_output_held_open_by_a_grandchild_does_not_hide_the_end(make: Factory) -> None:
@@ -266,8 +266,8 @@ async def test_the_offer_is_this_machine(make: Factory) -> None:
 
 async def test_unknown_leases(make: Factory) -> None:
     provider = make("good")
-    await provider.release(LeaseId("4711/x"))
-    assert await all_logs(provider, LeaseId("4711/x")) == []
+    await provider.release(LeaseId("4711.x"))
+    assert await all_logs(provider, LeaseId("4711.x")) == []
 
 
 ORCHESTRATOR = """
@@ -280,7 +280,7 @@ async def main():
     provider = ProcessProvider(ProviderContext(key.run), command=(sys.executable, *sys.argv[1:]))
     lease = await provider.launch(Offer("local", "process", ""), BootSpec(*key_fields(key), SecretStr("s")), key=key)
     async for line in provider.logs(lease.id):
-        print(lease.id.split("/")[0], line.text, flush=True)
+        print(lease.id.split(".")[0], line.text, flush=True)
 def key_fields(key): return key.run, key.node, key.attempt
 asyncio.run(main())
 """

@@ -41,7 +41,7 @@ class ProcessNode(asyncio.SubprocessProtocol):
     @property
     def id(self) -> LeaseId:
         """The process id, with the key, since the system uses process ids again."""
-        return LeaseId(f"{self._transport.get_pid()}/{self.key}")
+        return LeaseId(f"{self._transport.get_pid()}.{self.key}")
 
     @property
     def lease(self) -> Lease:
