@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -163,6 +164,45 @@ def test_an_interrupt_stops_only_the_answer(myelin: Myelin, scripted: Any, monke
     assert out.endswith(" […]\nshort\n\n")
     assert [call.text for call in scripted.pipeline.calls] == ["[user=long]", "[user=next]"]
     assert scripted.pipeline.calls[0].cancelled
+
+
+def test_chat_may_talk_with_a_server(myelin: Myelin, scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+
+    def serve() -> None:
+        for _ in range(3):
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rw", encoding="utf-8") as lines:
+                if line := lines.readline():
+                    asked.append(json.loads(line)["SubmitPrompt"])
+                    lines.write('{"TextDelta":{"request_id":0,"text":"well"}}\n{"Done":{"request_id":0}}\n')
+
+    server = threading.Thread(target=serve, daemon=True)
+    server.start()
+    talk(monkeypatch, "one", "two")
+    code, out, _ = myelin("chat", "--connect", address, "--seed", "3", "--set", "prompt.stop=a,b")
+    server.join(10)
+    listener.close()
+    assert (code, out) == (0, "well\nwell\n\n")
+    assert [len(request["messages"]) for request in asked] == [1, 3]
+    assert asked[0] == {
+        "request_id": 0,
+        "messages": [{"role": "user", "content": "one"}],
+        "seed": 3,
+        "stop": ["a", "b"],
+    }
+    assert scripted.opened == 0
+
+
+def test_options_of_a_pipeline_have_no_effect_on_a_server(myelin: Myelin) -> None:
+    code, _, err = myelin("chat", "--connect", "127.0.0.1:1", "-N", "2")
+    assert code == 2
+    assert "-N has no effect with --connect" in err
+    code, _, err = myelin("chat", "--connect", "127.0.0.1:1")
+    assert code == 1
+    assert "nobody answers at 127.0.0.1:1" in err
 
 
 # bench

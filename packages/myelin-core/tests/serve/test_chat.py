@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 from myelin.errors import RequestError
-from myelin.serve.chat import Command, Conversation, read_line
+from myelin.serve.chat import ChatModel, Command, Conversation, PipelineModel, read_line
 from myelin.serve.prompts import Prompter
-from scripted_pipeline import ByteTokenizer
+from myelin.values import SamplingParams
+from scripted_pipeline import ByteTokenizer, ScriptedPipeline
 
 
 @pytest.fixture(autouse=True)
@@ -52,26 +53,42 @@ def test_an_unknown_command_is_not_said_to_the_model() -> None:
 
 
 def test_history_grows_with_answers_alone() -> None:
-    conversation = Conversation(prompter(), system="be brief")
-    assert text(conversation.ask("one")) == "[system=be brief][user=one]>"
-    assert text(conversation.ask("again")) == "[system=be brief][user=again]>"
+    conversation = Conversation(system="be brief")
+    beforehand = {"role": "system", "content": "be brief"}
+    one, again = ({"role": "user", "content": word} for word in ("one", "again"))
+    assert conversation.ask("one") == [beforehand, one]
+    assert conversation.ask("again") == [beforehand, again]
     conversation.answered("again", "sure")
-    assert text(conversation.ask("two")) == "[system=be brief][user=again][assistant=sure][user=two]>"
+    assert conversation.ask("one") == [beforehand, again, {"role": "assistant", "content": "sure"}, one]
     conversation.reset()
-    assert text(conversation.ask("new")) == "[system=be brief][user=new]>"
+    assert conversation.ask("one") == [beforehand, one]
+    assert Conversation().ask("one") == [one]
 
 
-def test_a_conversation_that_does_not_fit_any_more_says_how_to_go_on() -> None:
-    conversation = Conversation(prompter(max_context=40))
+async def answers(model: ChatModel, conversation: Conversation, question: str) -> str:
+    return "".join([piece async for piece in model.answer(conversation.ask(question))])
+
+
+async def test_a_conversation_that_does_not_fit_any_more_says_how_to_go_on() -> None:
+    model = PipelineModel(ScriptedPipeline(), prompter(max_context=40), max_tokens=100)  # type: ignore[arg-type]
+    conversation = Conversation()
     conversation.answered("x" * 10, "y" * 10)
     with pytest.raises(RequestError, match="tokens, and the context 40 with the answer") as caught:
-        conversation.ask("z" * 10)
-    assert "/reset" in caught.value.hint
+        await answers(model, conversation, "z" * 10)
+    assert "/reset" in conversation.hint(caught.value)
     conversation.reset()
-    assert text(conversation.ask("z" * 10)) == "[user=zzzzzzzzzz]>"
+    assert await answers(model, conversation, "z" * 10) == "<[user=zzzzzzzzzz]>>"
     with pytest.raises(RequestError) as caught:
-        conversation.ask("z" * 40)
-    assert "shorten" in caught.value.hint
+        await answers(model, conversation, "z" * 40)
+    assert "shorten" in conversation.hint(caught.value)
+
+
+async def test_answers_are_asked_for_as_they_were_set() -> None:
+    pipeline = ScriptedPipeline(lambda text: "one END")
+    sampling = SamplingParams(0.5, seed=3)
+    model = PipelineModel(pipeline, prompter(), max_tokens=9, sampling=sampling, stop=("END",))  # type: ignore[arg-type]
+    assert await answers(model, Conversation(), "q") == "one "
+    assert (pipeline.calls[0].max_tokens, pipeline.calls[0].sampling) == (9, sampling)
 
 
 def test_one_question_goes_through_the_template_unless_raw() -> None:
@@ -111,5 +128,7 @@ def test_an_empty_prompt_is_refused() -> None:
 
 
 def test_a_conversation_needs_a_template() -> None:
+    with pytest.raises(RequestError, match="no chat template"):
+        prompter(template=None).one("hi", system="s")
     with pytest.raises(RequestError, match="no chat template"):
         prompter(template=None).conversation([{"role": "user", "content": "hi"}])

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from myelin.errors import ConfigError, NodeError, TransportError
+from myelin.errors import ConfigError, NodeError, RequestError, TransportError
+from myelin.serve.prompt_client import ServerModel
 from myelin.serve.prompt_rpc import PromptServer, RequestDefaults, bind, show_address, split_address
 from myelin.serve.prompts import Prompter
 from myelin.values import SamplingParams
@@ -74,6 +75,7 @@ async def serving(pipeline: ScriptedPipeline, **more: Any) -> AsyncIterator[Any]
         return clients[-1]
 
     await server.start(listener)
+    connect.address = f"{host}:{port}"  # type: ignore[attr-defined]
     try:
         yield connect
     finally:
@@ -287,6 +289,73 @@ async def test_no_bytes_hurt_the_server(chunks: list[bytes]) -> None:
         client = await connect()
         client.send(request_id=1, prompt_text="x", raw=True)
         assert (await client.answer())[0] == "<x>"
+
+
+# The client
+
+
+async def said(model: ServerModel, *texts: str) -> str:
+    messages = [{"role": "user", "content": text} for text in texts]
+    return "".join([piece async for piece in model.answer(messages)])
+
+
+async def test_the_client_asks_and_gets_the_answer() -> None:
+    pipeline = ScriptedPipeline(lambda text: f"{text} 👋")
+    async with serving(pipeline, defaults=RequestDefaults(50)) as connect:
+        model = ServerModel(connect.address, {"seed": 5, "stop": ["THE END"]})
+        await model.check()
+        assert await said(model, "one") == "[user=one] 👋"
+        assert await said(model, "one THE END two") == "[user=one "
+    assert pipeline.calls[0].sampling.seed == 5
+    assert pipeline.calls[0].max_tokens == 50
+
+
+async def test_the_client_tells_a_fault_and_can_go_on() -> None:
+    async with serving(ScriptedPipeline()) as connect:
+        model = ServerModel(connect.address, {})
+        with pytest.raises(RequestError, match="the context 1000") as caught:
+            await said(model, "x" * 2000)
+        assert caught.value.reason == "context"
+        assert await said(model, "hi") == "<[user=hi]>"
+
+
+async def test_leaving_an_answer_cancels_it_on_the_server() -> None:
+    pipeline = ScriptedPipeline(lambda text: "x" * 1000, delay_s=0.002)
+    async with serving(pipeline, defaults=RequestDefaults(1000)) as connect:
+        answer = ServerModel(connect.address, {}).answer([{"role": "user", "content": "hi"}])
+        assert await anext(answer) == "x"
+        await answer.aclose()
+        await until(lambda: pipeline.calls[0].cancelled)
+
+
+async def test_no_server_is_an_error_with_a_remedy() -> None:
+    with bind("127.0.0.1:0") as listener:
+        address = show_address(listener)
+    with pytest.raises(TransportError, match="nobody answers at") as caught:
+        await ServerModel(address, {}).check()
+    assert "myelin serve" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (b"", "gone away"),
+        (b"220 mail ready\n", "doesn't speak"),
+        (b"[]\n", "doesn't speak"),
+        (b'{"Done":3}\n', "doesn't speak"),
+    ],
+)
+async def test_a_server_of_another_kind_is_told(reply: bytes, words: str) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(reply)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        with pytest.raises(TransportError, match=words):
+            await said(ServerModel(f"127.0.0.1:{port}", {}), "hi")
 
 
 # Addresses
