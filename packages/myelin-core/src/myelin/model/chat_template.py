@@ -208,13 +208,14 @@ class _Marker:
 
     def __init__(self, tokenizer: Tokenizer, everything: object) -> None:
         self._specials = tokenizer.specials
-        used = set(_MARKS)
+        free = dict.fromkeys(_MARKS)
         for text in _texts(everything):
-            if not text.isascii():
-                used.difference_update(text)
-        if not used:
+            for mark in list(free):
+                if mark in text or _escaped(mark) in text:
+                    del free[mark]
+        if not free:
             raise RequestError("the messages use every noncharacter of Unicode", "Leave them out.", reason="messages")
-        self._mark = min(used)
+        self._mark = next(iter(free))
 
     def mark(self, value: Any, key: str = "") -> Any:
         """``value`` with its texts marked, all but roles and types: names that templates write tokens from."""
@@ -228,7 +229,7 @@ class _Marker:
 
     def unmark(self, text: str) -> Prompt:
         """A rendered text without its marks, and where they were."""
-        pieces = text.split(self._mark)
+        pieces = text.replace(_escaped(self._mark), self._mark).split(self._mark)
         barriers: list[int] = []
         position = 0
         for piece in pieces[:-1]:
@@ -240,6 +241,11 @@ class _Marker:
         for token in self._specials.contained(text):
             text = text.replace(token, token[0] + self._mark + token[1:])
         return text + self._mark if self._specials.unfinished(text) else text
+
+
+def _escaped(mark: str) -> str:
+    """A mark as JSON, and Python's representation of a list, may write it."""
+    return f"\\u{ord(mark):04x}"
 
 
 def _compile(source: str) -> Template:

@@ -2,7 +2,7 @@ r"""How text is split into words before a ``gpt2`` vocabulary's pairs merge: a r
 
 A rule is a list of patterns, each of which cuts every piece that the one before has left: matches become words, and so
 does what is between them. They are written for Oniguruma and mean what llama.cpp makes of the name, which is not always
-what the model's own ``tokenizer.json`` says: it folds all letters into one class, and leaves «~» out of the symbols.
+what the model's own ``tokenizer.json`` says: it folds all letters into one class, for one thing.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _CJK = "[一-龥\u3040-ゟ゠-ヿ]+"
+# Without the white space in it, which llama.cpp has replaced by then.
+_BROAD_CJK = "[[一-龥\u0800-一가-\ud7ff]&&\\S]+"
 _ASCII_SIGN = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
-# The symbols but for the tilde.
-_SYMBOL = r"\p{S}&&[^~]"
-_SIGNED_WORD = _ASCII_SIGN + r"[A-Za-z]+|(?:[^\r\n\p{L}\p{P}\p{S}]|~)?[\p{L}\p{M}]+| ?(?:\p{P}|[" + _SYMBOL + r"])+"
+_SIGNED_WORD = _ASCII_SIGN + r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = rf"{_CONTRACTION}|{_WORD}|\p{{N}}{{1,3}}|{_SIGNS}|{_SPACES}"
@@ -78,7 +78,7 @@ _HAN = (
 _KIMI = rf"[{_HAN}]+|{_LEAD}[\p{{L}}&&[^{_HAN}]]+{_CONTRACTION}?|\p{{N}}{{1,3}}|{_SIGNS}|{_SPACES}"
 _CASCADE = "|".join(rf"\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4))
 _FINNISH = r" ?[^(\s|.,!?…。，、।۔،)]+"
-_DIGITS_FROM_THE_RIGHT = r"[0-9]{1,3}(?=(?:[0-9]{3})*(?![0-9A-Za-z_]))"
+_DIGITS_FROM_THE_RIGHT = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
 
 _RULES: tuple[tuple[tuple[str, ...], SplitRule], ...] = (
     (
@@ -188,17 +188,17 @@ _RULES: tuple[tuple[tuple[str, ...], SplitRule], ...] = (
         SplitRule(
             (
                 r"[\r\n]",
-                r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
-                "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+",
+                r"\s?[[\p{Lu}\p{Ll}\p{Lt}]&&[^ՠ-ֈ]]+",
+                "\\s?[!-/:-~！-／：-～‘-‟、。]+",
                 r"\s+\z",
-                "[一-龥\u0800-一가-\ud7ff]+",
+                _BROAD_CJK,
                 r"\p{N}+",
             )
         ),
     ),
     (
         ("deepseek-coder",),
-        SplitRule((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥\u0800-一가-\ud7ff]+", r"\p{N}")),
+        SplitRule((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _BROAD_CJK, r"\p{N}")),
     ),
     (
         ("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"),
@@ -212,7 +212,8 @@ _RULES: tuple[tuple[tuple[str, ...], SplitRule], ...] = (
         ("afmoe",),
         SplitRule(
             (
-                r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+                # llama.cpp leaves the first digits with what is before them.
+                r"[^\p{N}]*" + _DIGITS_FROM_THE_RIGHT,
                 "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f"
                 "\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
                 rf"{_SIGNED_WORD}[\r\n]*|{_SPACES}",
@@ -238,7 +239,7 @@ _RULES: tuple[tuple[tuple[str, ...], SplitRule], ...] = (
     (("tiny_aya", "cohere2moe"), SplitRule((_DIGITS_FROM_THE_RIGHT, _AYA))),
     (("poro-chat", "bloom", "gpt3-finnish"), SplitRule((_FINNISH,))),
     (("viking",), SplitRule((_FINNISH, r"\p{N}"))),
-    (("superbpe",), SplitRule((r"\p{N}+", r"[0-9]{1,3}(?=(?:[0-9]{3})*(?![0-9]))"))),
+    (("superbpe",), SplitRule((r"\p{N}+", _DIGITS_FROM_THE_RIGHT))),
     (("kimi-k2",), SplitRule((_KIMI,))),
 )
 
