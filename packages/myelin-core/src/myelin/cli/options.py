@@ -39,7 +39,7 @@ SETTINGS = "Settings"
 
 MODEL_OPTIONS = (
     Option(
-        "model.source", ("--model",), "SOURCE", "path, pkg:package/file, hf:owner/repo/file[@revision] or URL", MODEL
+        "model.source", ("--model",), "SOURCE", "path, pkg:package/file, hf:owner/repo/file@revision or URL", MODEL
     ),
     Option("model.gguf_repo", ("--gguf-repo",), "REPO", "repository on the Hugging Face Hub", MODEL),
     Option("model.gguf_file", ("--gguf-file",), "FILE", "file in that repository", MODEL),
