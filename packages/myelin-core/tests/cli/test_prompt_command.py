@@ -116,10 +116,10 @@ def two_lines(err: str) -> tuple[str, str]:
     ("words", "code", "message", "hint"),
     [
         (["prompt"], 2, "Missing argument 'TEXT'", "see `myelin prompt --help`"),
-        (["prompt", "hi", "-N", "0"], 2, "runtime.pipeline_stages (from -N) is wrong", "how many nodes"),
+        (["prompt", "hi", "-N", "0"], 2, "runtime.pipeline_stages (from -N 0) is wrong", "how many nodes"),
         (["prompt", "hi", "-N", "two"], 2, "runtime.pipeline_stages (from -N) is wrong", "how many nodes"),
         (["prompt", "hi", "--split", "1,x"], 2, "runtime.split (from --split) is wrong", "layers of each stage"),
-        (["prompt", "hi", "--temperature", "-1"], 2, "prompt.temperature (from --temperature) is wrong", ""),
+        (["prompt", "hi", "--temperature", "-1"], 2, "prompt.temperature (from --temperature -1) is wrong", ""),
         (["prompt", "hi", "--run-id", "a b"], 2, "runtime.run_id (from --run-id) is wrong", "letters"),
         (["prompt", "hi", "--set", "runtime.thread=1"], 2, "Unknown setting 'runtime.thread'", "runtime.threads?"),
         (["prompt", "hi", "--nonsense"], 2, "--nonsense", "see `myelin prompt --help`"),

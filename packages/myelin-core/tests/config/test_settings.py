@@ -227,7 +227,7 @@ def failure(toml: str = "", **inputs: Any) -> ConfigError:
         (
             "",
             {"options": {"runtime.pipeline_stages": ("-N", "0")}},
-            "runtime.pipeline_stages (from -N) is wrong: input should be greater than or equal to 1",
+            "runtime.pipeline_stages (from -N 0) is wrong: input should be greater than or equal to 1",
             "runtime.pipeline_stages is how many nodes the layers are split over",
         ),
         (
