@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
 import pytest
 from myelin.cluster.boot import PARENT_VARIABLE, boot_line, parse_announcement
 from myelin.cluster.provider import BootSpec
