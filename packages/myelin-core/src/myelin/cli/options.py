@@ -38,9 +38,7 @@ RECORD = "What is recorded"
 SETTINGS = "Settings"
 
 MODEL_OPTIONS = (
-    Option(
-        "model.source", ("--model",), "SOURCE", "path, pkg:package/file, hf:owner/repo/file@revision or URL", MODEL
-    ),
+    Option("model.source", ("--model",), "SOURCE", "path, pkg:package/file, hf:owner/repo/file@revision or URL", MODEL),
     Option("model.gguf_repo", ("--gguf-repo",), "REPO", "repository on the Hugging Face Hub", MODEL),
     Option("model.gguf_file", ("--gguf-file",), "FILE", "file in that repository", MODEL),
     Option("model.gguf_revision", ("--gguf-revision",), "REVISION", "branch, tag or commit of it", MODEL),
