@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -77,6 +77,10 @@ class LlamaOracle:
     def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of ``tokens``."""
         return str(self._post("/detokenize", {"tokens": list(tokens)})["content"])
+
+    def apply_template(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt that the model's chat template (llama.cpp's own, where it has none) makes of a conversation."""
+        return str(self._post("/apply-template", {"messages": list(messages)})["prompt"])
 
     def candidates(self, tokens: Sequence[int], count: int = 5) -> list[Candidate]:
         """The most likely tokens after ``tokens``, best first; what is known of the last call is reused."""

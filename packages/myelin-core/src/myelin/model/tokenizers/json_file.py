@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,7 +80,7 @@ def json_encoder(facts: ModelFacts, path: Path) -> tuple[Vocabulary, JsonEncoder
     metadata = facts.metadata
     embedding = facts.tensors.get("token_embd.weight")
     tokens = metadata.get("tokenizer.ggml.tokens")
-    rows = embedding.shape[0] if embedding is not None else len(tokens) if isinstance(tokens, list) else used
+    rows = embedding.shape[0] if embedding is not None else len(tokens) if isinstance(tokens, Sequence) else used
     if used > rows:
         raise ModelError(
             f"{path.name} has {used} tokens, but the model knows only {rows}",

@@ -76,9 +76,16 @@ _HAN = (
     "\U0002b740-\U0002b81f\U0002b820-\U0002ceaf\U0002ceb0-\U0002ebef\U0002f800-\U0002fa1f"
 )
 _KIMI = rf"[{_HAN}]+|{_LEAD}[\p{{L}}&&[^{_HAN}]]+{_CONTRACTION}?|\p{{N}}{{1,3}}|{_SIGNS}|{_SPACES}"
+# Cased letters that its list leaves out: some scripts, and what Unicode 11 hadn't got.
+_NOT_IN_DEEPSEEK_LLM = (
+    "\u0560-\u0588\u10c6-\u10ff\u1c80-\u1c8f\u2d00-\u2d2f\ua78f-\ua7ff\uab30-\uab6f\U00010570-\U000105bf"
+    "\U00016e40-\U00016e7f\U0001d400-\U0001d7ff\U0001df00-\U0001dfff"
+)
 _CASCADE = "|".join(rf"\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4))
 _FINNISH = r" ?[^(\s|.,!?…。，、।۔،)]+"
 _DIGITS_FROM_THE_RIGHT = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+# llama.cpp leaves the first digits with what is before them.
+_TEXT_AND_DIGITS = r"[^\p{N}]*" + _DIGITS_FROM_THE_RIGHT
 
 _RULES: tuple[tuple[tuple[str, ...], SplitRule], ...] = (
     (
@@ -188,7 +195,7 @@ _RULES: tuple[tuple[tuple[str, ...], SplitRule], ...] = (
         SplitRule(
             (
                 r"[\r\n]",
-                r"\s?[[\p{Lu}\p{Ll}\p{Lt}]&&[^ՠ-ֈ]]+",
+                rf"\s?[[\p{{Lu}}\p{{Ll}}\p{{Lt}}]&&[^{_NOT_IN_DEEPSEEK_LLM}]]+",
                 "\\s?[!-/:-~！-／：-～‘-‟、。]+",
                 r"\s+\z",
                 _BROAD_CJK,
@@ -212,9 +219,8 @@ _RULES: tuple[tuple[tuple[str, ...], SplitRule], ...] = (
         ("afmoe",),
         SplitRule(
             (
-                # llama.cpp leaves the first digits with what is before them.
-                r"[^\p{N}]*" + _DIGITS_FROM_THE_RIGHT,
-                "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f"
+                _TEXT_AND_DIGITS,
+                "[\u4e00-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f"
                 "\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
                 rf"{_SIGNED_WORD}[\r\n]*|{_SPACES}",
             )
@@ -236,10 +242,10 @@ _RULES: tuple[tuple[tuple[str, ...], SplitRule], ...] = (
     ),
     (("tekken",), SplitRule((_TEKKEN,), ignore_merges=True, add_bos=True)),
     (("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), SplitRule((_GPT4O,))),
-    (("tiny_aya", "cohere2moe"), SplitRule((_DIGITS_FROM_THE_RIGHT, _AYA))),
+    (("tiny_aya", "cohere2moe"), SplitRule((_TEXT_AND_DIGITS, _AYA))),
     (("poro-chat", "bloom", "gpt3-finnish"), SplitRule((_FINNISH,))),
     (("viking",), SplitRule((_FINNISH, r"\p{N}"))),
-    (("superbpe",), SplitRule((r"\p{N}+", _DIGITS_FROM_THE_RIGHT))),
+    (("superbpe",), SplitRule((r"\p{N}+", r"[\s\S]+?(?=(?:[0-9]{3})+(?![0-9]))"))),
     (("kimi-k2",), SplitRule((_KIMI,))),
 )
 
