@@ -8,6 +8,7 @@ from pathlib import Path
 
 import platformdirs
 import pytest
+
 from myelin.builtins import engine_reference
 from myelin.engine.contract import Engine, EngineOptions
 from myelin_testkit.chain import Chain, EngineFactory, load_stages

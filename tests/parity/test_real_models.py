@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from myelin.model.architecture import legal_cuts
 from myelin.model.tokenizer import build_tokenizer
 from myelin_testkit.chain import Chain, EngineFactory, load_stages, log_softmax

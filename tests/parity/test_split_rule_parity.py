@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
 from myelin.model.gguf import read_facts
 from myelin.model.local import LocalFile
 from myelin.model.tokenizer import build_tokenizer

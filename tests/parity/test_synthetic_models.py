@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+
 from myelin.engine.contract import EngineOptions
 from myelin.engine.reference import REFERENCE_TYPES
 from myelin.model.quant import GgmlType

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from myelin.model.chat_template import ChatTemplate, encode_chat
 from myelin.model.gguf import read_facts
 from myelin.model.local import LocalFile

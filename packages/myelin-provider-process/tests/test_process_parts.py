@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from myelin.plugin import LogLine
 from myelin_provider_process.environment import inherited, node_environment
 from myelin_provider_process.exits import exit_reason

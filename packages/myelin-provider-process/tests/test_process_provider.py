@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pydantic import SecretStr
+
 from myelin.plugin import (
     Attempt,
     BootSpec,
@@ -31,7 +33,6 @@ from myelin.plugin import (
 )
 from myelin_provider_process.plugin import ProcessSection, myelin_config_section, myelin_provider
 from myelin_provider_process.provider import OFFER, ProcessProvider
-from pydantic import SecretStr
 
 RUN = RunId("run-1")
 LOCAL = Offer(OFFER, "process", "here")

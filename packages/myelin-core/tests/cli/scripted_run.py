@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
+from scripted_pipeline import ScriptedPipeline
+
 from myelin.errors import MyelinError
 from myelin.orchestrator.events import NodeLog, Observer, PhaseEvent, ProgressEvent
 from myelin.orchestrator.pipeline import StageStatus
 from myelin.orchestrator.request import RunRequest
 from myelin.serve.prompts import Prompter
 from myelin.values import NodeId
-from scripted_pipeline import ScriptedPipeline
 
 STAGES = (
     StageStatus(0, (0, 2), NodeId("stage-0"), "process", "cpu", 1000, 1000, 1200, 64, 5000, 6000, 2, 0.5),

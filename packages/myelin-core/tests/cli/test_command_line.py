@@ -13,6 +13,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from myelin.cli.display import Display
 from myelin.cli.inspect import _ranges
 from myelin.cli.options import ALL_OPTIONS

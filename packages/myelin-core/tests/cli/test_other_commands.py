@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from myelin.cli.plan import plan_document, plan_text
 from myelin.errors import MyelinError, NodeError
 from myelin.model.shard import StageSlice

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from myelin.errors import NodeError, RequestError
 
 Myelin = Callable[..., tuple[int, str, str]]

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
+from pydantic import SecretStr
+
 from myelin.cluster.executor import Executor, LaunchTimes, exit_error, telling_text
 from myelin.cluster.provider import BootSpec, LaunchKey, Lease, LeaseState, LogLine, Need, Offer
 from myelin.cluster.spec import NodeSpec
 from myelin.errors import ConfigError, ProviderError
 from myelin.values import Attempt, LeaseId, NodeId, RunId
-from pydantic import SecretStr
 
 QUICK = LaunchTimes(launch=0.3, release=1.0, wait=0.01)
 

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel, SecretStr
+
 from myelin.config.environment import RESERVED_VARIABLES, every_name, nearest
 from myelin.config.explain import MASK, explain, shown
 from myelin.config.model_choice import model_uri
 from myelin.config.sections import CORE_SECTIONS
 from myelin.config.settings import Inputs, Layer, Settings, peek_disabled_plugins, resolve
 from myelin.errors import ConfigError
-from pydantic import BaseModel, SecretStr
 
 
 class CloudSection(BaseModel):

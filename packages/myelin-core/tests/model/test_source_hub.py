@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
+
 from myelin.builtins.source_hub import myelin_model_source
 from myelin.errors import ModelError, UsageError
 from myelin.model.source import ModelSource, SourceOptions
 from myelin_testkit.hub import FakeHub, Fault
-from pydantic import SecretStr
 
 DATA = random.Random(8).randbytes(300_000)
 URI = "hf:someone/model/sub/model.gguf"

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
 from myelin.cluster.provider import (
     BootSpec,
     LaunchKey,
@@ -38,7 +40,6 @@ from myelin.wire import control_pb2 as pb
 from myelin.wire.codec import decode, encode
 from myelin.worker.main import run_worker
 from myelin_testkit.synthetic import Recipe, write_model
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 Announce = Callable[[Endpoint], None]
 Say = Callable[[str], None]

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+
 from myelin.orchestrator.background import Background, all_of, in_thread, uninterrupted
 
 

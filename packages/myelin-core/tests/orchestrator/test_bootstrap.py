@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import StatusCode
+from pydantic import SecretStr
+
 from myelin.errors import EngineError, ModelError, PlanError, RequestError
 from myelin.orchestrator.bootstrap import planned, running
 from myelin.orchestrator.orders import node_environment
@@ -17,9 +21,6 @@ from myelin.telemetry.archive import ArchiveExporter
 from myelin.telemetry.phases import PHASES
 from myelin.values import FinishReason, SamplingParams
 from myelin.wire.requests import Finished, NewToken
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import StatusCode
-from pydantic import SecretStr
 
 if TYPE_CHECKING:
     from conftest import Toy

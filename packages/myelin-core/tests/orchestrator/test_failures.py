@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import pytest
+
 from myelin.cluster.provider import BootSpec
 from myelin.errors import MyelinError, NodeError, ProviderError
 from myelin.orchestrator.bootstrap import running

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+
 from myelin.errors import EngineError, MyelinError, NodeError, RequestError, StreamClosed, TransportError
 from myelin.orchestrator.head_edge import HeadEdge, Mailbox
 from myelin.transport.contract import ORCHESTRATOR, Buffer, PeerIdentity

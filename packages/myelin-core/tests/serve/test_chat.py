@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pytest
+from scripted_pipeline import ByteTokenizer, ScriptedPipeline
+
 from myelin.errors import RequestError
 from myelin.serve.chat import ChatModel, Command, Conversation, PipelineModel, read_line
 from myelin.serve.prompts import Prompter
 from myelin.values import SamplingParams
-from scripted_pipeline import ByteTokenizer, ScriptedPipeline
 
 
 @pytest.fixture(autouse=True)

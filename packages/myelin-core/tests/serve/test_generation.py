@@ -7,10 +7,11 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted_pipeline import ScriptedPipeline
+
 from myelin.errors import NodeError, RequestError
 from myelin.serve.generation import Completion, TextPiece, TextRequest, complete, generate_text, timings
 from myelin.values import FinishReason, SamplingParams
-from scripted_pipeline import ScriptedPipeline
 
 
 def request(text: str = "q", **more: object) -> TextRequest:

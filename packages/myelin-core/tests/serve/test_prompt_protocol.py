@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from myelin.serve.prompt_protocol import (
     LineSplitter,
     MalformedLineError,

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scripted_pipeline import ByteTokenizer, ScriptedPipeline
+
 from myelin.errors import ConfigError, NodeError, RequestError, TransportError
 from myelin.serve.prompt_client import ServerModel
 from myelin.serve.prompt_rpc import PromptServer, RequestDefaults, bind, show_address, split_address
 from myelin.serve.prompts import Prompter
 from myelin.values import SamplingParams
-from scripted_pipeline import ByteTokenizer, ScriptedPipeline
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import logging
 import sys
 
 import pytest
+
 from myelin.builtins import telemetry_otlp
 from myelin.errors import ConfigError
 from myelin.plugin import TelemetryContext

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
+
 from myelin.model.facts import ModelFacts
 from myelin.model.tokenizers.byte_pair import byte_letters
 

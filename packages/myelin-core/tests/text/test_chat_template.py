@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from myelin.errors import ModelError, RequestError
 from myelin.model.chat_template import ChatTemplate, encode_chat
 from myelin.model.facts import ModelFacts

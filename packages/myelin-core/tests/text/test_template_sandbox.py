@@ -8,6 +8,7 @@ import tracemalloc
 from collections.abc import Callable
 
 import pytest
+
 from myelin.errors import ModelError, RequestError
 from myelin.model.chat_template import ChatTemplate
 from myelin.model.facts import ModelFacts

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from myelin.errors import ModelError
 from myelin.model.facts import ModelFacts
 from myelin.model.strings import StringArray

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
 from myelin.errors import ModelError
 from myelin.model.facts import ModelFacts, TensorInfo
 from myelin.model.quant import GgmlType
 from myelin.model.tokenizer import build_tokenizer
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 CONTROL, USER_DEFINED = 3, 4
 MERGES = ["h i", "Ġ hi", "1 2"]

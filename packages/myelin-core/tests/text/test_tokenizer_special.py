@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from myelin.errors import ModelError
 from myelin.model.facts import ModelFacts
 from myelin.model.tokenizer import Tokenizer, build_tokenizer

@@ -6,10 +6,11 @@ import asyncio
 import ctypes
 import sys
 
+from pydantic import SecretStr
+
 from myelin.transport.contract import EDGE_PROTOCOL, Endpoint, MessageStream, PeerIdentity, TransportOptions
 from myelin.transport.grpc import GrpcTransport
 from myelin.values import Attempt, NodeId, RunId
-from pydantic import SecretStr
 
 
 async def echo(stream: MessageStream) -> None:

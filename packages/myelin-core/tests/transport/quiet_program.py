@@ -7,10 +7,11 @@ import os
 import signal
 import sys
 
+from pydantic import SecretStr
+
 from myelin.transport.contract import EDGE_PROTOCOL, Endpoint, MessageStream, PeerIdentity, TransportOptions
 from myelin.transport.grpc import GrpcTransport
 from myelin.values import Attempt, NodeId, RunId
-from pydantic import SecretStr
 
 
 def transport(node: str) -> GrpcTransport:

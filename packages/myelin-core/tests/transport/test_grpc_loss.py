@@ -11,11 +11,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
+
 from myelin.errors import StreamClosed, TransportError
 from myelin.transport.contract import EDGE_PROTOCOL, Endpoint, MessageStream, PeerIdentity, TransportOptions
 from myelin.transport.grpc import GrpcTransport
 from myelin.values import Attempt, NodeId, RunId
-from pydantic import SecretStr
 
 KEEPALIVE_S = 0.5
 NOTICED_WITHIN_S = {signal.SIGKILL: 2.0, signal.SIGSTOP: 2 * KEEPALIVE_S + 2.0}

@@ -8,11 +8,12 @@ import socket
 from collections.abc import AsyncIterator
 
 import pytest
+from pydantic import SecretStr
+
 from myelin.errors import TransportError
 from myelin.transport.contract import EDGE_PROTOCOL, Endpoint, Listener, MessageStream, PeerIdentity, TransportOptions
 from myelin.transport.grpc import GrpcTransport
 from myelin.values import Attempt, NodeId, RunId
-from pydantic import SecretStr
 
 
 def options(node: str) -> TransportOptions:

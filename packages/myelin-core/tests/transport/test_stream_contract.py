@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+from pydantic import SecretStr
+
 from myelin.errors import StreamClosed, TransportError
 from myelin.transport.contract import (
     CONTROL_PROTOCOL,
@@ -24,7 +26,6 @@ from myelin.transport.grpc import GrpcTransport
 from myelin.transport.grpc_stream import DialledStream
 from myelin.transport.memory import MemoryTransport
 from myelin.values import Attempt, NodeId, RunId
-from pydantic import SecretStr
 
 HEAD, TAIL = NodeId("stage-0"), NodeId("stage-1")
 MIB = 1 << 20

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from myelin.engine.contract import Segment, StageBatch
 from myelin.errors import ModelError, PluginError, UsageError, WireError
 from myelin.model.digest import header_digest

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from myelin.engine.contract import Sample
 from myelin.errors import RequestError, WireError
 from myelin.values import FinishReason, SamplingParams, SequenceId

@@ -10,6 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pydantic import SecretStr
+
 from myelin.cluster.provider import BootSpec
 from myelin.engine.contract import LoadReport, Progress, Sample, Segment, StageBatch, StageOutput
 from myelin.errors import EngineError, ModelError, StreamClosed, TransportError
@@ -45,9 +49,6 @@ from myelin.worker.control import DEFAULT_PATIENCE, Patience
 from myelin.worker.provision import StageRequest
 from myelin.worker.segments import BatchLimits, pack_batch
 from myelin.worker.stage import LoadedStage
-from numpy.typing import NDArray
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from pydantic import SecretStr
 
 RUN = RunId("run")
 SECRET = SecretStr("a secret of this run")

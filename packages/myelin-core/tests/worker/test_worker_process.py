@@ -16,6 +16,8 @@ from contextlib import contextmanager
 
 import psutil
 import pytest
+from pydantic import SecretStr
+
 from myelin.cluster.boot import PARENT_VARIABLE, boot_line, parse_announcement
 from myelin.cluster.provider import BootSpec
 from myelin.transport.contract import Endpoint
@@ -23,7 +25,6 @@ from myelin.values import Attempt, NodeId, RunId
 from myelin.worker.control import Patience
 from myelin.worker.logs import WorkerLog
 from myelin.worker.main import ParentWatch, patience_from
-from pydantic import SecretStr
 
 PROGRAM = """
 import sys

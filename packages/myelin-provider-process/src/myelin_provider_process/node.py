@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from myelin.plugin import Endpoint, LaunchKey, Lease, LeaseId, LeaseState, LogLine, parse_announcement
-
 from myelin_provider_process.exits import exit_reason
 from myelin_provider_process.lines import LineSplitter, LogBuffer
 from myelin_provider_process.machine import memory_kills

@@ -26,7 +26,6 @@ from myelin.plugin import (
     ProviderError,
     boot_line,
 )
-
 from myelin_provider_process.environment import node_environment
 from myelin_provider_process.machine import available_memory, cores
 from myelin_provider_process.node import ProcessNode, start_node

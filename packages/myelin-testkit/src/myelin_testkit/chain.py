@@ -10,6 +10,8 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
+
 from myelin.engine.contract import Engine, EngineOptions, LoadReport, Progress, Sample, Segment, StageBatch, StageOutput
 from myelin.model.architecture import Hyperparameters, describe
 from myelin.model.facts import ModelFacts
@@ -17,7 +19,6 @@ from myelin.model.gguf import read_facts
 from myelin.model.local import LocalFile
 from myelin.model.shard import ShardReader, StageSlice
 from myelin.values import GREEDY, SamplingParams, SequenceId
-from numpy.typing import NDArray
 
 EngineFactory = Callable[[EngineOptions], Engine]
 """Makes an engine that has nothing loaded yet: usually the class itself."""

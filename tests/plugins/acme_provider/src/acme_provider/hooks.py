@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
+from pydantic import BaseModel, SecretStr
+
 from myelin.plugin import (
     BootSpec,
     ConfigSection,
@@ -18,7 +20,6 @@ from myelin.plugin import (
     ProviderError,
     hookimpl,
 )
-from pydantic import BaseModel, SecretStr
 
 
 class AcmeSection(BaseModel):
