@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from numba import types
-from numba.extending import intrinsic
 
+from myelin_worker_cpu.jit import intrinsic, intrinsic_of_constants
 from myelin_worker_cpu.isa_here import ISA
 from myelin_worker_cpu.vector_ir import F32, I32, V16F32, Emitter, Value, constant
 
@@ -25,7 +25,7 @@ def _keys(emitter: Emitter, address: Value, element_bytes: int) -> Value:
     return emitter.load_half(address, align=32)
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]  # numba has no types
+@intrinsic_of_constants
 def score_tile(
     _context: Any,
     queries: Any,
@@ -57,7 +57,7 @@ def score_tile(
     return types.void(queries, element_bytes, *[types.int64] * 6), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def soften(_context: Any, scores: Any, state: Any) -> Any:
     """One step of the online softmax for one query.
 
@@ -88,7 +88,7 @@ def soften(_context: Any, scores: Any, state: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+@intrinsic_of_constants
 def gather_values(
     _context: Any,
     queries: Any,

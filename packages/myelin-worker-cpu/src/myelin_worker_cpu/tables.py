@@ -6,6 +6,33 @@ Addresses are bytes in memory, strides are in bytes, a *vector* is 16 float32.
 
 from __future__ import annotations
 
+# --- context: int64[CONTEXT_SIZE], addresses of the other tables, and of kernels -----------------------------------------
+SHAPE = 0
+CONSTANTS = 1
+FREQUENCIES = 2
+"""float64[2, rope_dims/2]: radians for each position; of global layers, then of those with a window."""
+LAYER_TABLE = 3
+MATRIX_TABLE = 4
+BUFFERS = 5
+STEP = 6
+TOKENS = 7
+"""int32[rows]."""
+POSITIONS = 8
+"""int64[rows]."""
+SEGMENT_TABLE = 9
+OUTPUT_ROWS = 10
+"""int64[outputs]: rows whose logits are wanted."""
+CHOSEN = 11
+"""int64[outputs]: the likeliest token of each."""
+LOGPROBS = 12
+"""float64[outputs]: its log-probability."""
+SYNC = 13
+THREADS = 14
+LAYER_KERNEL = 15
+REMEMBER_KERNEL = 16
+ATTEND_KERNEL = 17
+CONTEXT_SIZE = 18
+
 # --- shape: int64[SHAPE_SIZE], fixed after loading -------------------------------------------------------------------------
 LAYERS = 0
 WIDTH = 1
@@ -17,6 +44,7 @@ HEAD_DIM_PADDED = 6
 VALUE_DIM = 7
 VALUE_DIM_PADDED = 8
 QUERY_STRIDE = 9
+"""Strides of queries, keys and values follow one another, as do their buffers, and those of gates and ups."""
 KEY_STRIDE = 10
 VALUE_STRIDE = 11
 ATTENDED = 12

@@ -15,8 +15,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
+from myelin_worker_cpu.jit import intrinsic_of_constants
 from myelin_worker_cpu import records
 from myelin_worker_cpu.formats import FORMATS, GROUP_COLUMNS, HEADER_SLABS, Plane, Scales, TileFormat
 from myelin_worker_cpu.isa import Isa
@@ -41,7 +41,7 @@ REGISTER_TOKENS = 16 if ISA is Isa.AVX512VNNI else 4
 """Activations whose sums are kept in registers at once."""
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]  # numba has no types
+@intrinsic_of_constants
 def tile_dot(
     _context: Any, ggml_type: Any, width: Any, weights: Any, x: Any, out: Any, out_stride: Any, slabs: Any
 ) -> Any:
