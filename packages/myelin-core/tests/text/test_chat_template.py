@@ -104,6 +104,9 @@ def test_a_template_that_is_no_text_is_the_model_s_fault(byte_level: Facts, toke
         ("{% for x in [[1], [2]] recursive %}{{ x if x is number else loop(x) }}{% endfor %}", "12"),
         ("{{ 'ab' | center(4) }}|{{ 1.25 | round(1) }}|{{ '<' | e }}|{{ 'x' | safe }}", " ab |1.2|&lt;|x"),
         ("{% macro f() %}{{ caller('in') }}{% endmacro %}{% call(x) f() %}<{{ x }}>{% endcall %}", "<in>"),
+        ("{% for m in messages %}{{ loop.length ~ loop.revindex ~ loop.last }}{% endfor %}", "22False21True"),
+        ("{% for m in messages %}{{ loop.nextitem.role if loop.nextitem is defined }}{% endfor %}", "assistant"),
+        ("{% for m in nothing %}x{% else %}none{% endfor %}", "none"),
         ("{{ messages[0].content if messages[0]['role'] == 'user' else '' }}", "one"),
     ],
 )

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from myelin.errors import ModelError
 from myelin.model.facts import ModelFacts
-from myelin.model.tokenizers.special import SpecialTokens
+from myelin.model.tokenizers.special import SpecialTokens, spans
 from myelin.model.tokenizers.vocabulary import Vocabulary, read_vocabulary
 
 
@@ -84,7 +84,7 @@ class Tokenizer:
                 continue
             start, end = fragment
             plain = self._encoder.encode(text[start:end], after_special)
-            if barriers and any(start < barrier < end for barrier in barriers):
+            if barriers and spans(barriers, start, end):
                 plain = self._without_hidden(plain)
             ids += plain
             after_special = False

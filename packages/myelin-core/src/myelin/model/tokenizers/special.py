@@ -105,7 +105,7 @@ def _cut(text: str, bounds: tuple[int, int], token: SpecialToken, barriers: Sequ
         if match < 0:
             break
         after = match + len(token.text)
-        if barriers and _spans(barriers, match, after):
+        if barriers and spans(barriers, match, after):
             position = match + 1
             continue
         if match > start:
@@ -120,7 +120,7 @@ def _cut(text: str, bounds: tuple[int, int], token: SpecialToken, barriers: Sequ
         cut.append((start, end))
 
 
-def _spans(barriers: Sequence[int], start: int, end: int) -> bool:
+def spans(barriers: Sequence[int], start: int, end: int) -> bool:
     """Whether a barrier lies strictly between ``start`` and ``end``."""
     index = bisect_right(barriers, start)
     return index < len(barriers) and barriers[index] < end
