@@ -72,7 +72,7 @@ def prepare_head(
 def compile_remember(element_bytes: int, *, cached: bool) -> Any:
     """``remember(context, layer, cache, position, keys, values, rope, scratch)``: put one row into a layer's cache.
 
-    ``layer`` is the address of the layer's row, ``cache`` that of its keys and values, ``keys`` and ``values`` the row's,
+    ``layer`` is the address of the layer's entry, ``cache`` its keys and values, ``keys`` and ``values`` the row's,
     ``rope`` the row's rotation, ``scratch`` one padded head.
     """
     half = element_bytes == 2
@@ -127,9 +127,9 @@ def compile_remember(element_bytes: int, *, cached: bool) -> Any:
 def compile_attend(element_bytes: int, *, cached: bool) -> Any:
     """``attend(context, layer, cache, segment, head, first, count, queries, rope, out, scratch)``.
 
-    Attention of queries ``first…first+count`` of a segment (row by row, in each the heads of the group) over key/value head
-    ``head``. ``layer`` and ``segment`` are addresses of rows of their tables; ``queries``, ``rope`` and ``out`` those of the
-    batch's first row.
+    Attention of queries ``first…first+count`` of a segment (row by row, in each the heads of the group) over
+    key/value head ``head``. ``layer`` and ``segment`` are addresses of rows of their tables; ``queries``, ``rope``
+    and ``out`` those of the batch's first row.
     """
 
     def attend(

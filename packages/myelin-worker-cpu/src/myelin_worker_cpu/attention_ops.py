@@ -1,8 +1,8 @@
 """The inner loops of attention as intrinsics: scores of a tile of 16 positions, online softmax, weighted values.
 
-Keys lie in tiles of 16 positions, element by element (``[head_dim][16]``), so 16 scores grow in one register; values lie
-row by row. Several queries share each key or value that is read. Every query's arithmetic is its own and in a fixed
-order, whatever the others in the block are.
+Keys lie in tiles of 16 positions, element by element (``[head_dim][16]``), so 16 scores grow in one register; values
+lie row by row. Several queries share each key or value that is read. Every query's arithmetic is its own and in a
+fixed order, whatever the others in the block are.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from numba import types
 
-from myelin_worker_cpu.jit import intrinsic, intrinsic_of_constants
 from myelin_worker_cpu.isa_here import ISA
+from myelin_worker_cpu.jit import intrinsic, intrinsic_of_constants
 from myelin_worker_cpu.vector_ir import F32, I32, V16F32, Emitter, Value, constant
 
 POSITIONS = 64
@@ -61,8 +61,8 @@ def score_tile(
 def soften(_context: Any, scores: Any, state: Any) -> Any:
     """One step of the online softmax for one query.
 
-    ``scores`` is the address of 64 scores, replaced by their weights; ``state`` that of three f32: the running maximum, the
-    running sum, and (written) the factor by which what was gathered before must be multiplied.
+    ``scores`` is the address of 64 scores, replaced by their weights; ``state`` that of three f32: the running
+    maximum, the running sum, and (written) the factor by which what was gathered before must be multiplied.
     """
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -103,7 +103,7 @@ def gather_values(
     out: Any,
     out_stride: Any,
 ) -> Any:
-    """``out[q, 0:16] = out[q, 0:16] * factor[q] + weights[q, 0:positions] @ values[0:positions, 0:16]``; strides in bytes.
+    """``out[q] = out[q] * factor[q] + weights[q, 0:positions] @ values[0:positions]`` for 16 columns; strides in bytes.
 
     ``factor`` is the third number of each query's ``state``.
     """

@@ -1,12 +1,12 @@
-"""One row of a tiled matrix as float32: the token embedding's look-up, and the readable twin of :mod:`tile_dot`'s decoding."""
+"""One row of a tiled matrix as float32: the token embedding's look-up, and the readable twin of :mod:`tile_dot`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from myelin_worker_cpu.jit import inlined
 from myelin_worker_cpu import tables as t
 from myelin_worker_cpu.formats import Scales
+from myelin_worker_cpu.jit import inlined
 from myelin_worker_cpu.pointers import load_f32, load_half, load_u8, load_u16_as_bfloat, store_f32
 
 _HALF_MIN = int(Scales.HALF_MIN)

@@ -1,10 +1,12 @@
-"""The CPU engine: quantized weights in tiles, one compiled call for a whole stage. See ``README.md`` for the outline."""
+"""The CPU engine: quantized weights in tiles, one compiled call for a whole stage. ``README.md`` has the outline."""
 
 from __future__ import annotations
 
 import time
 
 import numpy as np
+from numpy.typing import NDArray
+
 from myelin.engine_api import (
     EngineError,
     EngineOptions,
@@ -19,8 +21,6 @@ from myelin.engine_api import (
     StageOutput,
     choose,
 )
-from numpy.typing import NDArray
-
 from myelin_worker_cpu import tables as t
 from myelin_worker_cpu.chunks import Chunk, cut
 from myelin_worker_cpu.isa_here import ISA

@@ -1,8 +1,9 @@
 """The decorators through which this package meets numba; typed, as numba's own are not.
 
 There are three kinds of compiled code here. *Intrinsics* emit LLVM IR and are inlined where they are called. *Inlined*
-functions are plain Python that numba compiles into whoever calls them. *Kernels* are compiled on their own, kept in the cache
-on disk, and called by address: a caller then needs no recompiling, and no kernel is optimised again inside another.
+functions are plain Python that numba compiles into whoever calls them. *Kernels* are compiled on their own, kept in
+the cache on disk, and called by address: a caller then needs no recompiling, and no kernel is optimised again inside
+another.
 """
 
 from __future__ import annotations
@@ -35,4 +36,4 @@ def kernel(function: Callable[..., None], arguments: int, *, cached: bool) -> An
     Nothing may hold a reference to another compiled function through its closure: that would spoil the cache's key.
     """
     signature = numba.types.void(*[numba.types.int64] * arguments)
-    return numba.cfunc(signature, cache=cached, nopython=True)(function)
+    return numba.cfunc(signature, cache=cached)(function)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from myelin.engine_api import EngineError, Hyperparameters, Segment, SequenceId
 from numpy.typing import NDArray
 
+from myelin.engine_api import EngineError, Hyperparameters, Segment, SequenceId
 from myelin_worker_cpu.attention_ops import POSITIONS
 from myelin_worker_cpu.repack import aligned
 
@@ -23,8 +23,8 @@ def padded(size: int, to: int = VECTOR) -> int:
 class CacheLayout:
     """Where a slot's keys and values are; all in bytes.
 
-    A layer has the keys of every key/value head in tiles of 16 positions (``[positions/16][head_dim][16]``), then the values
-    (``[positions][value_dim]``); head sizes are padded to 16.
+    A layer has the keys of every key/value head in tiles of 16 positions (``[positions/16][head_dim][16]``), then the
+    values (``[positions][value_dim]``); head sizes are padded to 16.
     """
 
     layers: int
@@ -110,7 +110,8 @@ class Slots:
             new += known is None
             if segment.count < 1 or not 0 <= segment.start <= held:
                 raise EngineError(
-                    f"sequence {segment.sequence} holds {held} positions, but {segment.count} from {segment.start} were sent",
+                    f"sequence {segment.sequence} holds {held} positions, "
+                    f"but {segment.count} from {segment.start} were sent",
                     "This is a fault of the scheduler; please report it.",
                     reason="position-gap",
                 )

@@ -16,8 +16,8 @@ ARGUMENTS = 9
 def compile_matmul(tile_format: TileFormat, width: int, *, cached: bool) -> Any:
     """The product of tiles ``[first_tile, end_tile)`` with ``blocks`` blocks of ``width`` activations.
 
-    ``out`` is the address of ``f32[blocks * width, out_stride / 4]``; its columns ``16 * first_tile`` to ``16 * end_tile``
-    are written. A tile meets all blocks before the next is read, so weights come from memory once.
+    ``out`` is the address of ``f32[blocks * width, out_stride / 4]``; its columns ``16 * first_tile`` to ``16 *
+    end_tile`` are written. A tile meets all blocks before the next is read, so weights come from memory once.
     """
     ggml_type = int(tile_format.ggml_type)
     entry = FLOAT_ENTRY_BYTES if tile_format.is_float else RECORD_BYTES

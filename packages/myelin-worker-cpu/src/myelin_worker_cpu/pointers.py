@@ -8,8 +8,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from myelin_worker_cpu.jit import intrinsic
 from myelin_worker_cpu.isa_here import ISA
+from myelin_worker_cpu.jit import intrinsic
 from myelin_worker_cpu.vector_ir import F32, I8, I32, I64, Emitter
 
 
@@ -76,6 +76,14 @@ def load_u16_as_bfloat(_context: Any, address: Any) -> Any:
     return types.float32(types.int64), generate
 
 
+_unpack: Any = cgutils.unpack_tuple
+
+
+def _table(element: Any) -> Any:
+    pointer: Any = types.CPointer
+    return pointer(element)(types.int64)
+
+
 @intrinsic
 def integers(_context: Any, address: Any) -> Any:
     """The table of int64 at ``address``: ``integers(address)[i]``."""
@@ -83,7 +91,7 @@ def integers(_context: Any, address: Any) -> Any:
     def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], I64.as_pointer())
 
-    return types.CPointer(types.int64)(types.int64), generate
+    return _table(types.int64), generate
 
 
 @intrinsic
@@ -93,7 +101,7 @@ def short_integers(_context: Any, address: Any) -> Any:
     def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], I32.as_pointer())
 
-    return types.CPointer(types.int32)(types.int64), generate
+    return _table(types.int32), generate
 
 
 @intrinsic
@@ -103,7 +111,7 @@ def floats(_context: Any, address: Any) -> Any:
     def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], F32.as_pointer())
 
-    return types.CPointer(types.float32)(types.int64), generate
+    return _table(types.float32), generate
 
 
 @intrinsic
@@ -113,7 +121,7 @@ def doubles(_context: Any, address: Any) -> Any:
     def generate(_: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.DoubleType().as_pointer())
 
-    return types.CPointer(types.float64)(types.int64), generate
+    return _table(types.float64), generate
 
 
 @intrinsic
@@ -124,7 +132,7 @@ def call(_context: Any, function: Any, arguments: Any) -> Any:
         kinds = signature.args[1]
         given = [
             context.cast(builder, value, kind, types.int64)
-            for kind, value in zip(kinds, cgutils.unpack_tuple(builder, values[1]), strict=True)
+            for kind, value in zip(kinds, _unpack(builder, values[1]), strict=True)
         ]
         kind = ir.FunctionType(ir.VoidType(), [I64] * len(given))
         builder.call(builder.inttoptr(values[0], kind.as_pointer()), given)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from myelin.engine_api import Activation, EngineError, Hyperparameters, RopeStyle, StageSlice
 from numpy.typing import NDArray
 
+from myelin.engine_api import Activation, EngineError, Hyperparameters, RopeStyle, StageSlice
 from myelin_worker_cpu import records
 from myelin_worker_cpu import tables as t
 from myelin_worker_cpu.formats import tiles

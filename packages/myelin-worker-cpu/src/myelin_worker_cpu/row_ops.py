@@ -1,4 +1,4 @@
-"""What is done to rows between matrices: norms, residuals, gates, quantising; each an intrinsic over vectors of 16 lanes.
+"""What is done to rows between matrices, as intrinsics over vectors of 16 lanes: norms, residuals, gates, quantising.
 
 Rows are given by address and by their number of vectors; they are padded with zeros to whole vectors. Sums run over two
 accumulators of 16 lanes and are folded in a fixed tree, so a row's result depends on that row alone.
@@ -11,9 +11,9 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
-from myelin_worker_cpu.jit import intrinsic
 from myelin_worker_cpu import records
 from myelin_worker_cpu.isa_here import ISA
+from myelin_worker_cpu.jit import intrinsic
 from myelin_worker_cpu.vector_ir import F32, I32, I64, V16F32, Emitter, Value, constant
 
 SILU = 0

@@ -1,9 +1,9 @@
 """A whole stage for a batch of rows, in one compiled call that every compute thread enters.
 
 Each thread does its part of every step and meets the others at a barrier. Matrices are divided by tiles, rows by rows,
-attention by blocks of queries; no sum is ever divided, so results don't depend on the number of threads. With a single row
-(decode), dividing rows makes no sense: each thread does the row's norms by itself, on a copy of its own, and saves a
-barrier.
+attention by blocks of queries; no sum is ever divided, so results don't depend on the number of threads. With a
+single row (decode), dividing rows makes no sense: each thread does the row's norms by itself, on a copy of its own,
+and saves a barrier.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def _add_projected(x: int, projected: int, post_norm: int, size: int, epsilon: f
 def compile_layer(*, cached: bool) -> Any:
     """``layer(thread, context, number, x, records, numbers, first, end, own)``: one decoder block.
 
-    ``x`` is the residual stream, ``records`` and ``numbers`` are room for the inputs of matrices; rows ``first…end`` are
-    this thread's to prepare. ``own`` is 1 where all three are this thread's alone (a single row), else 0.
+    ``x`` is the residual stream, ``records`` and ``numbers`` are room for the inputs of matrices; rows ``first…end``
+    are this thread's to prepare. ``own`` is 1 where all three are this thread's alone (a single row), else 0.
     """
 
     def layer(

@@ -1,8 +1,8 @@
 """How the compute threads of a step wait for each other: atomics, a short spin, then a sleep in the system.
 
-The words of a :func:`sync_block` each have a cache line of their own. A barrier's last arrival opens the next generation; the
-others spin for some tens of microseconds, then sleep on a futex (Linux) or give their core away (elsewhere), so that a
-busy neighbour costs a context switch and not a collapse.
+The words of a :func:`sync_block` each have a cache line of their own. A barrier's last arrival opens the next
+generation; the others spin for some tens of microseconds, then sleep on a futex (Linux) or give their core away
+(elsewhere), so that a busy neighbour costs a context switch and not a collapse.
 """
 
 from __future__ import annotations
