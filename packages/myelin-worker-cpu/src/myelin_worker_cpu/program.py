@@ -191,17 +191,7 @@ class Program:
         fmt, row = matrix.format, self._matrices[index]
         for place, width in zip((t.KERNEL_1, t.KERNEL_4, t.KERNEL_16), records.WIDTHS, strict=True):
             row[place] = self._kernels.matmul[fmt.ggml_type, width]
-        row[t.WEIGHTS] = matrix.tiles.ctypes.data
-        row[t.TILE_BYTES] = fmt.tile_bytes(matrix.columns)
-        row[t.TILES] = tiles(matrix.rows)
-        row[t.SLABS] = fmt.slabs(matrix.columns)
-        row[t.COLUMNS] = matrix.columns
-        row[t.LOW_BITS] = fmt.low
-        row[t.HIGH_BITS] = fmt.high
-        row[t.OFFSET] = fmt.offset
-        row[t.SCALES] = fmt.scales
-        row[t.ELEMENT] = _ELEMENTS.get(fmt.ggml_type.name, 0)
-        row[t.SLAB_BYTES] = fmt.slab_bytes
+        describe_matrix(row, matrix)
 
     def _join(self, sync: int) -> NDArray[np.int64]:
         context = np.zeros(t.CONTEXT_SIZE, dtype=np.int64)
@@ -276,6 +266,22 @@ class Program:
         memory = aligned(size)
         self._kept.append(memory)
         return int(memory.ctypes.data)
+
+
+def describe_matrix(row: NDArray[np.int64], matrix: Matrix) -> None:
+    """Fill a row of the matrices table, all but its kernels."""
+    fmt = matrix.format
+    row[t.WEIGHTS] = matrix.tiles.ctypes.data
+    row[t.TILE_BYTES] = fmt.tile_bytes(matrix.columns)
+    row[t.TILES] = tiles(matrix.rows)
+    row[t.SLABS] = fmt.slabs(matrix.columns)
+    row[t.COLUMNS] = matrix.columns
+    row[t.LOW_BITS] = fmt.low
+    row[t.HIGH_BITS] = fmt.high
+    row[t.OFFSET] = fmt.offset
+    row[t.SCALES] = fmt.scales
+    row[t.ELEMENT] = _ELEMENTS.get(fmt.ggml_type.name, 0)
+    row[t.SLAB_BYTES] = fmt.slab_bytes
 
 
 def _stride(columns: int) -> int:
