@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from myelin import __version__
 from myelin.cli.display import Display
 from myelin.cli.inspect import _ranges
 from myelin.cli.options import ALL_OPTIONS
@@ -34,10 +35,9 @@ def test_options_are_those_that_the_settings_name() -> None:
     assert len(flags) == len(set(flags))
 
 
-def python(source: str, **more: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(source)], capture_output=True, text=True, timeout=60, check=False, **more
-    )  # type: ignore[call-overload, no-any-return]
+def python(source: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(source)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -58,6 +58,44 @@ def test_help_imports_nothing_heavy() -> None:
 def test_python_m_myelin_works_and_every_command_has_help() -> None:
     found = subprocess.run([sys.executable, "-m", "myelin", "--version"], capture_output=True, text=True, check=True)
     assert found.stdout.startswith("myelin 0.")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="descriptors are closed in a shell's way")
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_lead_to_nowhere(closed: str) -> None:
+    """An event loop must never get their numbers: uvloop aborts the process over them."""
+    source = "from myelin.cli.main import main; from myelin.cli.running import run_to_end; import asyncio, os, sys; "
+    check = "assert main(['--version'] if not sys.argv[1:] else None) == 0; run_to_end(asyncio.sleep(0)); os.fstat(2)"
+    command = ["sh", "-c", f'exec "$0" -c "$1" --version {closed}', sys.executable, source + check]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout == ("" if ">&-" in closed.replace("2>&-", "") else f"myelin {__version__}\n")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_full_disk_is_told_in_two_lines() -> None:
+    with open("/dev/full", "w") as full:
+        found = subprocess.run(
+            [sys.executable, "-m", "myelin", "plugins"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert found.returncode == 1
+    assert found.stderr == (
+        "Error: The answer could not be written: No space left on device\n"
+        "Hint: free some space, or write it elsewhere\n"
+    )
+
+
+def test_characters_that_the_terminal_lacks_are_replaced() -> None:
+    found = python(
+        """
+        from myelin.cli.output import answer, prepare_streams, tell
+        prepare_streams()
+        answer("a \\N{FOX FACE}")
+        tell("b \\N{FOX FACE}")
+        """,
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+    )
+    assert (found.stdout, found.stderr) == ("a ?\n", "b \\U0001f98a\n")
 
 
 @pytest.mark.parametrize(
@@ -182,6 +220,10 @@ def test_each_stage_and_phase_has_its_own_lines() -> None:
         (0.0, progress(0, 0, phase="open")), (0.0, progress(1, 2)), (0.0, progress(3, 0, stage=1, phase="fetch"))
     )
     assert lines == ["stage 0: opening", "stage 0: loading 1 B of 2 B", "stage 1: fetching 3 B"]
+
+
+def test_what_is_fetched_before_there_are_stages_is_the_models() -> None:
+    assert show((0.0, progress(1, 2, stage=-1, phase="fetch"))) == ["model: fetching 1 B of 2 B"]
 
 
 def test_bars_are_drawn_on_a_terminal_and_taken_away(capsys: pytest.CaptureFixture[str]) -> None:

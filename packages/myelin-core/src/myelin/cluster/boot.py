@@ -152,6 +152,6 @@ def _text(document: Mapping[str, Any], name: str, pattern: re.Pattern[str] | Non
 def _not_a_boot_line(why: str) -> WireError:
     return WireError(
         f"the first line on stdin is not a boot line: {why}",
-        "a node is started by a provider; start one by hand with the options of `myelin worker --help`",
+        "a provider writes it there; `myelin serve` starts a pipeline with all its nodes",
         reason="boot-line",
     )

@@ -195,7 +195,7 @@ def exit_error(lease: Lease, last_lines: Sequence[str], doing: str) -> NodeError
     said = f"; its last words: {telling[-1]}" if telling and telling[-1] not in reason else ""
     error = NodeError(
         f"{lease.key.node} ended {doing} ({reason}){said}",
-        "see what it wrote with --debug, or try it by hand with `myelin worker`",
+        "see all that it wrote with --log-level debug",
         reason="node-exited",
     )
     if written:

@@ -52,6 +52,7 @@ class RuntimeSection(Section):
     pipeline_stages: int = Field(
         1,
         ge=1,
+        le=1024,
         description="how many nodes the layers are split over",
         json_schema_extra=names("MYELIN_PIPELINE_STAGES", flag="-N/--pipeline-stages"),
     )

@@ -158,7 +158,7 @@ class _Reading:
         try:
             self.put(name, parse_text(name.info, text), origin)
         except ValueError as error:
-            self.problems.append((f"{origin} can't be read: {error}", f"{name.key} is {name.info.description}"))
+            self.problems.append((f"{origin} can't be read: {error}", f"{name.key}: {name.info.description}"))
 
 
 def resolve(
@@ -401,7 +401,7 @@ def _wrong_value(
     number = f" {value}" if _is_number(value) and name is not None and not name.is_secret else ""
     where = f" (from {origin.name}{number})" if origin.name else ""
     text = message[:1].lower() + message[1:]
-    hint = f"{key} is {name.info.description}" if name is not None and name.info.description else ""
+    hint = f"{key}: {name.info.description}" if name is not None and name.info.description else ""
     return f"{key}{where} is wrong: {text}", hint
 
 

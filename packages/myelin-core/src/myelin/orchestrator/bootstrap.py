@@ -582,4 +582,4 @@ async def _deadline(seconds: float, what: str, reason: str) -> AsyncIterator[Non
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
-        raise NodeError(what, "see what the nodes wrote with --debug", reason=reason) from None
+        raise NodeError(what, "see what the nodes write with --log-level debug", reason=reason) from None
