@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from myelin.engine.contract import EngineOptions, EngineSupport
 from myelin.errors import ModelError
-from myelin.model.architecture import Hyperparameters, describe, stage_tensors
+from myelin.model.architecture import Hyperparameters, stage_tensors
 from myelin.model.digest import header_digest
 from myelin.model.facts import ModelFacts
 from myelin.model.source import FetchProgress, ModelSource
@@ -18,7 +18,6 @@ from myelin.planner.run_plan import NodeCapacity, PlanRequest, RunPlan
 from myelin.values import NodeId
 
 if TYPE_CHECKING:
-    from myelin.model.shard import ByteSource
     from myelin.model.tokenizer import Tokenizer
     from myelin.plugins.registry import Registry
 
@@ -92,21 +91,19 @@ def open_model(source: ModelSource, progress: FetchProgress | None = None) -> Op
     Raises:
         ModelError: It isn't there, it is damaged, or it is of a kind that we don't serve.
     """
-    from myelin.model.gguf import read_facts
+    from myelin.model import opening
 
-    parts: tuple[ByteSource, ...] = source.open(progress)
+    facts, parameters, parts = opening.open_model(source, progress)
     try:
-        facts = read_facts(parts)
         return OpenedModel(
             uri=source.uri,
             facts=facts,
-            parameters=describe(facts),
+            parameters=parameters,
             part_sizes=tuple(part.size for part in parts),
             digest=header_digest(facts, parts),
         )
     finally:
-        for part in parts:
-            part.close()
+        opening.close_all(parts)
 
 
 def make_tokenizer(request: RunRequest, facts: ModelFacts) -> Tokenizer:

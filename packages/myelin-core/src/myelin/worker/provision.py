@@ -12,7 +12,8 @@ from pydantic import SecretStr
 
 from myelin.engine.contract import Engine, EngineOptions, Progress
 from myelin.errors import ModelError, WireError
-from myelin.model.shard import ByteSource, StageSlice
+from myelin.model.opening import close_all
+from myelin.model.shard import StageSlice
 from myelin.model.source import ModelSource, SourceOptions
 from myelin.wire.control_pb2 import Provision
 from myelin.worker.segments import BatchLimits
@@ -154,7 +155,7 @@ def load_stage(
             engine.close()
             raise
     except BaseException:
-        _close(parts)
+        close_all(parts)
         raise
     return LoadedStage(
         engine=engine,
@@ -170,13 +171,8 @@ def load_stage(
         report=report,
         fetched_bytes=reader.bytes_read,
         threads=request.options.threads or usable_cores(),
-        close_model=lambda: _close(parts),
+        close_model=lambda: close_all(parts),
     )
-
-
-def _close(parts: tuple[ByteSource, ...]) -> None:
-    for part in parts:
-        part.close()
 
 
 def usable_cores() -> int:
