@@ -7,7 +7,7 @@ import sys
 
 
 def _worker() -> None:
-    """A node: the same as ``myelin worker --boot-stdin``, past the command line's imports and the interpreter's goodbye.
+    """A node: the same as ``myelin worker --boot-stdin``, past the command line's imports and Python's goodbye.
 
     Every node pays for both, and nobody sees them: the one before it can announce itself, the other (freeing what an
     engine holds, object by object) while the orchestrator waits for it to be gone. Nothing is left to flush: output is

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import myelin as package
 from myelin import __version__
 from myelin.cli.display import Display
 from myelin.cli.inspect import _ranges
@@ -53,6 +56,14 @@ def test_help_imports_nothing_heavy() -> None:
     )
     assert found.returncode == 0, found.stderr
     assert found.stdout.splitlines()[-1] == "[]"
+
+
+def test_commands_that_texts_name_are_there(myelin: Myelin) -> None:
+    """A remedy that names a command which isn't there would be none."""
+    _, out, _ = myelin("--help")
+    for path in Path(package.__file__).parent.rglob("*.py"):
+        for command in re.findall(r"`myelin ([a-z]+)", path.read_text(encoding="utf-8")):
+            assert re.search(rf"\b{command}\b", out), f"{path.name} names `myelin {command}`"
 
 
 def test_python_m_myelin_works_and_every_command_has_help() -> None:

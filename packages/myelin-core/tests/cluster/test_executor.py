@@ -206,6 +206,7 @@ def test_an_exit_says_why_and_what_the_node_said_last() -> None:
     [
         ("Killed", "Killed"),
         ('{"event": "edges open", "level": "info"}', ""),
+        ('{"event": "a stream was refused", "level": "warning"}', ""),
         ('{"event": "failed", "message": "no room", "level": "error"}', "failed: no room"),
         ('{"a": 1}', '{"a": 1}'),
         ("{not json", "{not json"),

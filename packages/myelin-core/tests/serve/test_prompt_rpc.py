@@ -77,6 +77,7 @@ async def serving(pipeline: ScriptedPipeline, **more: Any) -> AsyncIterator[Any]
 
     await server.start(listener)
     connect.address = f"{host}:{port}"  # type: ignore[attr-defined]
+    connect.server = server  # type: ignore[attr-defined]
     try:
         yield connect
     finally:
@@ -234,6 +235,26 @@ async def test_a_lost_pipeline_is_a_fault_for_those_who_wait() -> None:
         _, kind, body = await client.answer()
         assert kind == "Fault"
         assert body == {"request_id": 1, "error": "stage-1 is gone", "hint": "start it again", "reason": "node-lost"}
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_a_server_closes_at_any_moment_of_an_answer(steps: int) -> None:
+    """Whatever an answer is just doing (sending a piece, or the fault of a lost pipeline), it takes being cancelled.
+
+    ``asyncio.wait_for`` of Python 3.11 forgets a cancellation that comes as its work ends.
+    """
+    for lost in (False, True):
+        pipeline = ScriptedPipeline(lambda text: "x" * 1000)
+        async with serving(pipeline) as connect:
+            client = await connect()
+            client.send(request_id=1, prompt_text="a")
+            await client.receive()
+            if lost:
+                pipeline.error = NodeError("stage-1 was lost")
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            async with asyncio.timeout(5):
+                await connect.server.close()
 
 
 async def test_a_browser_cannot_make_anyone_generate() -> None:

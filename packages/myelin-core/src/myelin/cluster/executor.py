@@ -166,7 +166,7 @@ class Executor:
             why = f": {problem}" if isinstance(problem, MyelinError) else ""
             raise ProviderError(
                 f"the provider {self._name} could not show that its nodes are gone ({names}){why}",
-                "run `myelin gc`, and look at the provider's own list",
+                "look at the provider's own list, and end them there",
                 reason="release-failed",
             ) from problem
 
@@ -206,7 +206,7 @@ def exit_error(lease: Lease, last_lines: Sequence[str], doing: str) -> NodeError
 def telling_text(line: str) -> str:
     """What a line of a node's output may tell of its end: all of it, the text of a structured line, or nothing. Pure.
 
-    A structured line (JSON with a ``level``) below a warning is about the node's ordinary work.
+    A structured line (JSON with a ``level``) below an error is about the node's work, or about what others did to it.
     """
     if not line.startswith("{"):
         return line
@@ -216,6 +216,6 @@ def telling_text(line: str) -> str:
         return line
     if not isinstance(entry, dict) or "level" not in entry:
         return line
-    if entry["level"] in ("debug", "info"):
+    if entry["level"] in ("debug", "info", "warning"):
         return ""
     return ": ".join(str(entry[key]) for key in ("event", "message") if key in entry)

@@ -77,9 +77,9 @@ class NodeControl:
             while True:
                 self._take(decode(await self._stream.receive()))
         except StreamClosed:
-            self._lose(NodeError(f"{self.node} closed its control stream", reason="node-lost"), on_lost)
+            self._lose(_lost(f"{self.node} closed its control stream"), on_lost)
         except TransportError as error:
-            self._lose(NodeError(f"{self.node} was lost: {error.message}", reason="node-lost"), on_lost)
+            self._lose(_lost(f"{self.node} was lost: {error.message}"), on_lost)
         except NodeError as error:
             self._lose(error, on_lost)
 
@@ -114,7 +114,7 @@ class NodeControl:
         try:
             await self._stream.send(encode(pb.Envelope(traceparent=traceparent(), **body)))  # type: ignore[arg-type]
         except TransportError as error:
-            raise self.lost or NodeError(f"{self.node} was lost: {error.message}", reason="node-lost") from None
+            raise self.lost or _lost(f"{self.node} was lost: {error.message}") from None
 
     async def _answer(self, kind: str) -> Message:
         """The next answer of a kind.
@@ -300,6 +300,15 @@ async def dial(transport: Transport, endpoint: Endpoint, run: RunId, node: NodeI
             await asyncio.sleep(DIAL_RETRY_S)
         else:
             return NodeControl(stream, run, node, attempt)
+
+
+def _lost(what: str) -> NodeError:
+    """A node is gone, or can't be heard any more; why, only its own side can tell."""
+    return NodeError(
+        what,
+        "check that its machine is up, not stopped and in reach; --log-level debug shows what it wrote",
+        reason="node-lost",
+    )
 
 
 def fresh(error: MyelinError) -> MyelinError:

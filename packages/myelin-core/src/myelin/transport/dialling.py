@@ -60,7 +60,7 @@ def summary(failures: Sequence[tuple[str, TransportError]], expect: NodeId | Non
         return TransportError(f"no stream to {who} ({details})", telling[-1].hint, reason=telling[-1].reason)
     return TransportError(
         f"{who} can't be reached ({details})",
-        "check that it runs (`myelin logs`), and that a firewall or a wrong address isn't in the way",
+        "check that it runs, and that a firewall or a wrong address isn't in the way",
         reason=UNREACHABLE,
     )
 
