@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -103,7 +104,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Chai
 def test_no_chunking_changes_a_bit(mixed, cuts: set[int]) -> None:
     _, chain, whole, tokens = mixed
     bounds = [0, *sorted(cuts), len(tokens)]
-    chunks = [tokens[first:end] for first, end in zip(bounds, bounds[1:], strict=False)]
+    chunks = [tokens[first:end] for first, end in pairwise(bounds)]
     np.testing.assert_array_equal(all_logits(chain, chunks), whole)
 
 
