@@ -60,8 +60,8 @@ async def make() -> AsyncIterator[Factory]:
     before = children()
     made: list[ProcessProvider] = []
 
-    def factory(behaviour: str, grace_s: float = 5.0, log_lines: int = 10_000) -> ProcessProvider:
-        context = ProviderContext(RUN, ProcessSection(grace_s=grace_s, log_lines=log_lines))
+    def factory(behaviour: str, grace_s: float = 5.0, log_lines: int = 10_000, nodes: int = 1) -> ProcessProvider:
+        context = ProviderContext(RUN, ProcessSection(grace_s=grace_s, log_lines=log_lines), nodes)
         made.append(ProcessProvider(context, command=(sys.executable, str(WORKER), behaviour)))
         return made[-1]
 
@@ -103,6 +103,18 @@ async def test_a_node_starts_announces_itself_and_is_released(make: Factory) -> 
     assert texts[0] == "stage-0 is up"
     assert texts[-1] == "it was released"
     await provider.release(lease.id)
+
+
+@pytest.mark.parametrize(("cores", "nodes", "share"), [(8, 1, "8"), (8, 3, "2"), (2, 5, "1")])
+async def test_nodes_share_the_cores(
+    make: Factory, monkeypatch: pytest.MonkeyPatch, cores: int, nodes: int, share: str
+) -> None:
+    monkeypatch.setattr("myelin_provider_process.provider.cores", lambda: cores)
+    provider = make("environment", nodes=nodes)
+    lease = await provider.launch(LOCAL, boot(key()), key=key())
+    async with asyncio.timeout(10):
+        environment = json.loads((await anext(provider.logs(lease.id))).text)
+    assert environment["MYELIN_NODE_CORES"] == share
 
 
 async def test_nodes_run_in_sessions_of_their_own(make: Factory) -> None:

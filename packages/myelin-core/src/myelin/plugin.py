@@ -7,6 +7,7 @@ Everything here is public and keeps its meaning within a minor version; nothing 
 from __future__ import annotations
 
 from myelin.cluster.boot import (
+    CORES_VARIABLE,
     PARENT_VARIABLE,
     announcement,
     boot_line,
@@ -53,6 +54,7 @@ from myelin.transport.contract import (
 from myelin.values import Attempt, Epoch, LeaseId, NodeId, RunId
 
 __all__ = [
+    "CORES_VARIABLE",
     "PARENT_VARIABLE",
     "Attempt",
     "BootSpec",

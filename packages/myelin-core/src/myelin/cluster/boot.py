@@ -34,6 +34,9 @@ MAX_CANDIDATES = 64
 PARENT_VARIABLE = "MYELIN_PARENT_PID"
 """Set by a provider whose process must not be outlived by the node; read by :func:`die_with_parent`."""
 
+CORES_VARIABLE = "MYELIN_NODE_CORES"
+"""Set by a provider whose nodes share a machine: how many of its cores the node computes with unless it is told."""
+
 _BOOT_KEY = "myelin-boot"
 _ANNOUNCEMENT_KEY = "myelin-listening"
 _FORMAT = 1

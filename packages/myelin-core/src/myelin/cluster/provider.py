@@ -134,10 +134,17 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class ProviderContext:
-    """What a provider is made with: the run, and its own configuration section (a validated model)."""
+    """What a provider is made with.
+
+    Attributes:
+        run: Whose nodes it starts.
+        section: Its own configuration section, a validated model.
+        nodes: How many nodes the run has: a provider whose nodes share a machine gives each its part of the cores.
+    """
 
     run: RunId
     section: BaseModel | None = None
+    nodes: int = 1
 
 
 class Provider(Protocol):

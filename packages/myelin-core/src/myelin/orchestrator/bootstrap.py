@@ -225,7 +225,8 @@ class _Run:
         """provisioner: who starts nodes."""
         request = self.request
         with self.story.phase(Phase.PROVISIONER, {attributes.PROVIDER: request.provider}):
-            provider = self.registry.provider(request.provider, ProviderContext(request.run, request.provider_section))
+            context = ProviderContext(request.run, request.provider_section, request.stages)
+            provider = self.registry.provider(request.provider, context)
             self.executor = Executor(
                 provider,
                 request.provider,
