@@ -70,10 +70,10 @@ def prepare_head(
 
 
 def compile_remember(element_bytes: int, *, cached: bool) -> Any:
-    """``remember(context, layer, cache, position, keys, values, rope, scratch)``: put one row into a layer's cache.
+    """``remember(context, layer, cache, position, keys, values, rope, scratch)``: put one row into a slot.
 
-    ``layer`` is the address of the layer's entry, ``cache`` its keys and values, ``keys`` and ``values`` the row's,
-    ``rope`` the row's rotation, ``scratch`` one padded head.
+    ``layer`` is the address of the layer's entry, ``cache`` that of the layer's part of the slot's first block; ``keys``,
+    ``values`` and ``rope`` are the row's; ``scratch`` is one padded head.
     """
     half = element_bytes == 2
 
@@ -100,8 +100,9 @@ def compile_remember(element_bytes: int, *, cached: bool) -> Any:
                 shape[t.ROPE_HALVES],
                 np.float32(1.0),
             )
-            tile = position // 16 * padded * 16 + position % 16
-            place = cache + head * shape[t.KEY_HEAD_BYTES] + tile * element_bytes
+            block = cache + position // POSITIONS * shape[t.KV_BLOCK_BYTES] + head * shape[t.KV_HEAD_BYTES]
+            tile = position % POSITIONS // 16 * padded * 16 + position % 16
+            place = block + tile * element_bytes
             for index in range(head_dim):
                 value = load_f32(scratch + index * 4)
                 if half:
@@ -109,8 +110,7 @@ def compile_remember(element_bytes: int, *, cached: bool) -> Any:
                 else:
                     store_f32(value, place + index * 16 * element_bytes)
             source = values + head * value_dim * 4
-            place = cache + shape[t.KV_VALUES] + head * shape[t.VALUE_HEAD_BYTES]
-            place += position * value_padded * element_bytes
+            place = block + shape[t.KV_VALUES] + position % POSITIONS * value_padded * element_bytes
             bias = entry[t.VALUE_BIAS]
             for index in range(value_dim):
                 value = load_f32(source + index * 4)
@@ -182,14 +182,14 @@ def compile_attend(element_bytes: int, *, cached: bool) -> Any:
         lowest = segment[t.START] + first // group
         highest = segment[t.START] + (first + count - 1) // group
         begin = max(0, lowest - window + 1) // POSITIONS * POSITIONS if window else 0
-        keys = cache + head * shape[t.KEY_HEAD_BYTES]
-        values = cache + shape[t.KV_VALUES] + head * shape[t.VALUE_HEAD_BYTES]
 
         for base in range(begin, highest + 1, POSITIONS):
+            keys = cache + base // POSITIONS * shape[t.KV_BLOCK_BYTES] + head * shape[t.KV_HEAD_BYTES]
+            values = keys + shape[t.KV_VALUES]
             here = min(POSITIONS, highest + 1 - base)
             tiles = (here + 15) // 16
             for tile in range(tiles):
-                key_tile = keys + (base // 16 + tile) * padded * 16 * element_bytes
+                key_tile = keys + tile * padded * 16 * element_bytes
                 for done in range(0, count, _EIGHT):
                     query = scratch + done * query_stride
                     target = scores + tile * 64 + done * t.SCORE_STRIDE
@@ -207,7 +207,7 @@ def compile_attend(element_bytes: int, *, cached: bool) -> Any:
                         store_f32(_HIDDEN, row_scores + offset * 4)
                 soften(row_scores, states + index * t.STATE_STRIDE)
             for chunk in range(value_padded // 16):
-                source = values + (base * value_padded + chunk * 16) * element_bytes
+                source = values + chunk * 16 * element_bytes
                 for done in range(0, count, _EIGHT):
                     target = gathered + done * out_stride + chunk * 64
                     weights = scores + done * t.SCORE_STRIDE

@@ -129,10 +129,10 @@ class Program:
         shape[t.IS_TAIL] = self._stage.is_tail
         shape[t.VOCABULARY] = parameters.vocab_size
         shape[t.LOGIT_STRIDE] = _stride(parameters.vocab_size)
+        shape[t.KV_BLOCK_BYTES] = layout.block_bytes
         shape[t.KV_LAYER_BYTES] = layout.layer_bytes
+        shape[t.KV_HEAD_BYTES] = layout.head_bytes
         shape[t.KV_VALUES] = layout.values_start
-        shape[t.KEY_HEAD_BYTES] = layout.key_head_bytes
-        shape[t.VALUE_HEAD_BYTES] = layout.value_head_bytes
         shape[t.ROPE_ROW_BYTES] = padded(parameters.rope_dims) * 4
         shape[t.ROPE_KIND_BYTES] = self.rows_at_once * shape[t.ROPE_ROW_BYTES]
 

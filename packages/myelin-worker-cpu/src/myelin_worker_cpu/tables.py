@@ -60,11 +60,11 @@ IS_HEAD = 19
 IS_TAIL = 20
 VOCABULARY = 21
 LOGIT_STRIDE = 22
-KV_LAYER_BYTES = 23
-KV_VALUES = 24
-"""Where a layer's values begin, after its keys."""
-KEY_HEAD_BYTES = 25
-VALUE_HEAD_BYTES = 26
+KV_BLOCK_BYTES = 23
+"""See :class:`myelin_worker_cpu.kvcache.CacheLayout` for these four."""
+KV_LAYER_BYTES = 24
+KV_HEAD_BYTES = 25
+KV_VALUES = 26
 PRIVATE_BYTES = 27
 """Bytes of one thread's own memory."""
 EMBEDDING = 28
