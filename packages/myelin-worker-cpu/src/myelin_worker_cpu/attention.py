@@ -72,7 +72,7 @@ def prepare_head(
 def compile_remember(element_bytes: int, *, cached: bool) -> Any:
     """``remember(context, layer, cache, position, keys, values, rope, scratch)``: put one row into a slot.
 
-    ``layer`` is the address of the layer's entry, ``cache`` that of the layer's part of the slot's first block; ``keys``,
+    ``layer`` is the address of the layer's entry, ``cache`` that of its part of the slot's first block; ``keys``,
     ``values`` and ``rope`` are the row's; ``scratch`` is one padded head.
     """
     half = element_bytes == 2
