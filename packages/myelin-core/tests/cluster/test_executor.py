@@ -211,6 +211,12 @@ def test_an_exit_says_why_and_what_the_node_said_last() -> None:
         ('{"a": 1}', '{"a": 1}'),
         ("{not json", "{not json"),
         ("[1]", "[1]"),
+        ("Fatal Python error: Aborted", "Fatal Python error: Aborted"),
+        ("Current thread 0x00007f (most recent call first):", ""),
+        ("Thread 0x00007f (most recent call first):", ""),
+        ('File "/x.py", line 1 in load', ""),
+        ("<no Python frame>", ""),
+        ("Extension modules: numpy, uvloop.loop (total: 2)", ""),
     ],
 )
 def test_only_lines_that_tell_of_an_end_are_last_words(line: str, text: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from myelin.values import Attempt, LeaseId, NodeId
 
 LAUNCH_TRIES = 3
 """Attempts for one node, each on another offer where there is one."""
+_FAULT_HANDLER = re.compile(r'Extension modules: |(Current t|T)hread 0x|File "|<no Python frame>|\.\.\.')
 FASTEST_POLL_S = 0.02
 SLOWEST_POLL_S = 0.25
 
@@ -207,9 +209,10 @@ def telling_text(line: str) -> str:
     """What a line of a node's output may tell of its end: all of it, the text of a structured line, or nothing. Pure.
 
     A structured line (JSON with a ``level``) below an error is about the node's work, or about what others did to it.
+    Of what Python's fault handler writes, only the first line tells anything to most people.
     """
     if not line.startswith("{"):
-        return line
+        return "" if _FAULT_HANDLER.match(line) else line
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
