@@ -48,10 +48,14 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The test suite: all of it on the first Python, all but the comparisons with llama.cpp on the others."""
     whole = session.python == PYTHONS[0]
-    test_tools = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "build", "hatchling", "grpcio-tools")
+    test_tools = (
+        *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis"),
+        *("build", "hatchling", "grpcio-tools"),
+    )
     _install(session, *PACKAGES, editable=True, extra=(*test_tools, *(("xllamacpp",) if whole else ())))
     _install_models(session)
-    chosen = session.posargs or (["-q"] if whole else ["-q", "-m", "not parity and not slow"])
+    both = ["-q", "-n", "2", "--dist", "loadfile"]
+    chosen = session.posargs or (both if whole else [*both, "-m", "not parity and not slow"])
     session.run("pytest", *chosen, env={"PYTHONDONTWRITEBYTECODE": "1"})
 
 

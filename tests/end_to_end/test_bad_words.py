@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from end_to_end_support import SMOLLM2
 
+pytestmark = pytest.mark.slow
+
 CASES = {
     "no stage at all": (["prompt", "-N", "0", "--model", SMOLLM2, "hi"], 2, "-N"),
     "more stages than layers": (["prompt", "-N", "31", "--model", SMOLLM2, "hi"], 2, "30"),

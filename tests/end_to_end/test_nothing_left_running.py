@@ -9,6 +9,8 @@ import time
 import pytest
 from end_to_end_support import SMOLLM2, ask, wait_for_rpc
 
+pytestmark = pytest.mark.slow
+
 PROMPT = ("prompt", "-N", "2", "--model", SMOLLM2, "--max-tokens", "400", "Tell me a long story.")
 
 

@@ -7,7 +7,10 @@ import socket
 import threading
 import time
 
+import pytest
 from end_to_end_support import SMOLLM2, ask, wait_for_rpc
+
+pytestmark = pytest.mark.slow
 
 
 def test_connections_queue_and_a_client_that_goes_away_cancels_its_own(myelin):
