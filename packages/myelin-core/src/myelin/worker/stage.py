@@ -366,7 +366,9 @@ class Stage:
         """The engine raised."""
         if not isinstance(error, MyelinError):
             error = EngineError(
-                f"the engine failed: {type(error).__name__}: {error}", "see the node's log", reason="engine-fault"
+                f"the engine failed: {type(error).__name__}: {error}",
+                "--log-level debug shows what it wrote",
+                reason="engine-fault",
             )
         self.fail(error, fatal=True)
 
