@@ -59,7 +59,7 @@ def test_a_node_holds_little_more_than_its_share(myelin):
     nodes = myelin.wait_for_nodes(2)
     address = wait_for_rpc(serving)
     ask(address, "Hello", 8)
-    overhead = 400 * 2**20
+    overhead = 260 * 2**20
     for node in nodes:
         peak = int(re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{node.pid}/status").read_text())[1]) * 1024
         assert peak < 98_362_432 * 0.7 + overhead
