@@ -56,8 +56,8 @@ NO_SUCH_TRANSPORT = "no-such-transport"
 TURNS = (0, 1, 2, 3, 4, 5, 6, 8, 11, 15, 25)
 """After how many turns of the event loop a launch is cancelled."""
 
-SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1)
-"""After how many seconds a launch is cancelled."""
+PARTS = (0.01, 0.03, 0.1, 0.3, 0.6, 0.9)
+"""After which part of :attr:`ProviderCompliance.launch_seconds` a launch is cancelled."""
 
 
 class Feature(StrEnum):
@@ -159,10 +159,12 @@ class ProviderCompliance(ABC):
     Attributes:
         features: What the provider has; see :class:`Feature`.
         patience: Seconds within which a node starts, or ends.
+        launch_seconds: About how long a launch takes; it is cancelled at several moments within that.
     """
 
     features: ClassVar[Collection[Feature]] = frozenset({Feature.DIALLED})
     patience: ClassVar[float] = 30.0
+    launch_seconds: ClassVar[float] = 0.1
     pytestmark = pytest.mark.asyncio
 
     @abstractmethod
@@ -266,6 +268,13 @@ class ProviderCompliance(ABC):
         assert len(await provider.leases()) == 1
         assert len(set(self.outside()) - before) <= 1
 
+    async def test_the_key_of_a_node_that_has_ended_gives_that_lease(self, bench: Bench) -> None:
+        """Another start is another attempt, and so another key: whoever launches again is told what became of it."""
+        provider = bench.provider()
+        lease = await bench.launch(provider, transport=NO_SUCH_TRANSPORT)
+        ended = await bench.until(provider, lease.id, LeaseState.EXITED)
+        assert await bench.launch(provider, transport=NO_SUCH_TRANSPORT) == ended
+
     async def test_another_attempt_and_another_node_are_other_leases(self, bench: Bench) -> None:
         provider = bench.provider()
         keys = [bench.key(), bench.key(attempt=2), bench.key("stage-1")]
@@ -288,10 +297,10 @@ class ProviderCompliance(ABC):
 
         await self._cancelled_launch_leaves_nothing(bench, wait)
 
-    @pytest.mark.parametrize("seconds", SECONDS)
-    async def test_a_launch_cancelled_after_some_time_leaves_nothing(self, bench: Bench, seconds: float) -> None:
+    @pytest.mark.parametrize("part", PARTS)
+    async def test_a_launch_cancelled_after_a_part_of_its_time_leaves_nothing(self, bench: Bench, part: float) -> None:
         async def wait() -> None:
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(part * self.launch_seconds)
 
         await self._cancelled_launch_leaves_nothing(bench, wait)
 
@@ -372,13 +381,16 @@ class ProviderCompliance(ABC):
             with pytest.raises(ProviderError) as caught:
                 await provider.leases()
             _for_people(caught.value)
-            for call in (provider.offers(need()), provider.release(LeaseId("no-such-lease"))):
-                (result,) = await asyncio.gather(call, return_exceptions=True)
+            second = bench.launch(provider, bench.key("stage-1"))
+            results = await asyncio.gather(
+                second, provider.offers(need()), provider.release(LeaseId("no-such-lease")), return_exceptions=True
+            )
+            for result in results:
                 assert not isinstance(result, Exception) or isinstance(result, MyelinError), (
                     f"only MyelinError comes out of a provider, not {result!r}"
                 )
-        found = await bench.listed(provider, lease.id)
-        assert found is not None, "what couldn't be listed for a while is still there"
+        known = {lease.id} | ({results[0].id} if isinstance(results[0], Lease) else set())
+        assert {each.id for each in await provider.leases()} == known, "nothing was lost, and nothing left, meanwhile"
 
     # Endings.
 

@@ -20,6 +20,7 @@ class Broken(ProviderCompliance):
 
     features = frozenset(Feature)
     patience = 1.0
+    launch_seconds = 0.04
     kind: ClassVar[type[MemoryProvider]] = MemoryProvider
 
     @pytest.fixture(autouse=True)
@@ -103,6 +104,15 @@ class TestDropsEndedNodes(Broken):
             return [lease for lease in await super().leases() if lease.state != "exited"]
 
 
+class TestStartsEndedOnesAgain(Broken):
+    class kind(MemoryProvider):  # noqa: N801  # it is this class's attribute
+        async def launch(self, offer: Offer, boot: BootSpec, *, key: LaunchKey) -> Lease:
+            for machine in list(self.cloud.running.values()):
+                if machine.key == key and machine.task.done():
+                    await self.cloud.remove(machine.id)
+            return await super().launch(offer, boot, key=key)
+
+
 class TestGivesNoReasons(Broken):
     class kind(MemoryProvider):  # noqa: N801  # it is this class's attribute
         async def leases(self) -> Sequence[Lease]:
@@ -133,7 +143,7 @@ class TestNeverEndsLogs(Broken):
 class TestForgetsOnRestart(Broken):
     class kind(MemoryProvider):  # noqa: N801  # it is this class's attribute
         async def leases(self) -> Sequence[Lease]:
-            self.mine = getattr(self, "mine", {machine.id for machine in ()})
+            self.mine = getattr(self, "mine", set[LeaseId]())
             return [lease for lease in await super().leases() if lease.id in self.mine]
 
         async def launch(self, offer: Offer, boot: BootSpec, *, key: LaunchKey) -> Lease:
