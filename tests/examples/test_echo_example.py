@@ -110,6 +110,8 @@ def test_it_passes_its_own_tests(installed: Path, tmp_path: Path) -> None:
     assert int(passed[1]) >= 35
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(320)
 def test_two_of_its_nodes_serve_a_real_model(installed: Path, tmp_path: Path) -> None:
     words = ("prompt", "Say hello.", "-N", "2", "--model", SMOLLM2, "--max-tokens", "8", "--set", "runtime.engine=cpu")
     said = answer(installed, tmp_path, *words, "--provider", "echo")
