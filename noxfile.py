@@ -71,9 +71,9 @@ def lint(session: nox.Session) -> None:
 @nox.session(python=PYTHONS[0])
 def types(session: nox.Session) -> None:
     """mypy, strict."""
-    _install(
-        session, *PACKAGES, editable=True, extra=("mypy", "types-protobuf", "types-psutil", "pytest", "hypothesis")
-    )
+    tools = ("mypy", "types-protobuf", "types-psutil", "pytest", "pytest-asyncio", "hypothesis")
+    # The optional exporter is one that core knows how to use where it is installed.
+    _install(session, *PACKAGES, editable=True, extra=(*tools, "opentelemetry-exporter-otlp-proto-grpc"))
     session.run("mypy", *(f"{package}/src" for package in PACKAGES), f"{EXAMPLE}/src")
 
 
