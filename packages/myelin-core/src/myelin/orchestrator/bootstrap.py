@@ -128,6 +128,7 @@ class _Run:
         self.nodes: tuple[Node, ...] = ()
         self.transport: Transport | None = None
         self.executor: Executor | None = None
+        self.same_host = False
         self.watch: NodeWatch | None = None
         self.edge: HeadEdge | None = None
         self.pipeline: Pipeline | None = None
@@ -227,6 +228,7 @@ class _Run:
         with self.story.phase(Phase.PROVISIONER, {attributes.PROVIDER: request.provider}):
             context = ProviderContext(request.run, request.provider_section, request.stages)
             provider = self.registry.provider(request.provider, context)
+            self.same_host = bool(getattr(provider, "same_host", False))
             self.executor = Executor(
                 provider,
                 request.provider,
@@ -236,7 +238,7 @@ class _Run:
     def specify_nodes(self, plan: Planning) -> None:
         """node_spec: what each node must be, and is told."""
         with self.story.phase(Phase.NODE_SPEC, {attributes.STAGES: len(plan.plan.stages)}):
-            environment = node_environment(self.request, os.environ)
+            environment = node_environment(self.request, os.environ, same_host=self.same_host)
             self.nodes = tuple(
                 Node(
                     NodeSpec(

@@ -14,9 +14,6 @@ from myelin.wire import control_pb2 as pb
 PROVISION_ID = 1
 """Each node gets one stage in its life, so one number will do."""
 
-LOCAL_PROVIDERS = frozenset({"process"})
-"""Providers whose nodes share this machine's files, so that they may append to the same trace file."""
-
 _TELEMETRY_PREFIX = "OTEL_"
 
 
@@ -45,10 +42,14 @@ def provision_message(plan: Planning, index: int) -> pb.Provision:
     )
 
 
-def node_environment(request: RunRequest, ours: Mapping[str, str]) -> dict[str, SecretStr]:
-    """The variables that nodes get: where to send spans, how to fetch the model, what the request adds."""
+def node_environment(request: RunRequest, ours: Mapping[str, str], *, same_host: bool) -> dict[str, SecretStr]:
+    """The variables that nodes get: where to send spans, how to fetch the model, what the request adds.
+
+    Args:
+        same_host: The nodes share this machine's files, so they may append to the same trace file.
+    """
     environment = {name: value for name, value in ours.items() if name.startswith(_TELEMETRY_PREFIX)}
-    if request.trace_file and request.provider in LOCAL_PROVIDERS:
+    if request.trace_file and same_host:
         environment["MYELIN_NODE_TRACE_FILE"] = os.path.abspath(request.trace_file)
     options = request.source_options
     if options.token is not None:
