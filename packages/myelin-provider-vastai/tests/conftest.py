@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import secrets
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
+
 from myelin.plugin import Attempt, BootSpec, LaunchKey, Lease, LeaseState, Need, NodeId, ProviderContext, RunId
 from myelin_provider_vastai.plugin import VastaiSection
 from myelin_provider_vastai.provider import VastaiProvider
 from myelin_testkit.fake_machine import sshd_path
 from myelin_testkit.fake_vastai import FakeVastai
-from pydantic import SecretStr
 
-RUN = RunId("run-7")
 RUN_SECRET = "planted-run-secret-fedcba9876543210"
 HUB_TOKEN = "hf_planted_token_0123456789"
 
@@ -32,7 +33,8 @@ class Rig:
     fake: FakeVastai
     identity: Path
     made: list[VastaiProvider] = field(default_factory=list)
-    secrets: tuple[str, ...] = (RUN_SECRET, HUB_TOKEN)
+    planted: tuple[str, ...] = (RUN_SECRET, HUB_TOKEN)
+    run: RunId = field(default_factory=lambda: RunId(f"run-{secrets.token_hex(4)}"))
 
     def section(self, **changes: object) -> VastaiSection:
         values: dict[str, object] = {
@@ -53,13 +55,15 @@ class Rig:
         }
         return VastaiSection.model_validate(values | changes)
 
-    def provider(self, *, run: RunId = RUN, confirm: Any = None, **changes: object) -> VastaiProvider:
+    def provider(self, *, run: str = "", confirm: Any = None, **changes: object) -> VastaiProvider:
         """A provider; it is closed at the end, its machines left to the fake."""
-        self.made.append(VastaiProvider(ProviderContext(run, self.section(**changes)), confirm=confirm))
+        self.made.append(
+            VastaiProvider(ProviderContext(RunId(run or self.run), self.section(**changes)), confirm=confirm)
+        )
         return self.made[-1]
 
     def key(self, node: int = 0, attempt: int = 1) -> LaunchKey:
-        return LaunchKey(RUN, NodeId(f"stage-{node}"), Attempt(attempt))
+        return LaunchKey(self.run, NodeId(f"stage-{node}"), Attempt(attempt))
 
     def boot(self, key: LaunchKey) -> BootSpec:
         environment = {"HF_TOKEN": SecretStr(HUB_TOKEN)}
@@ -97,6 +101,12 @@ class Rig:
         """Why it ended."""
         return (await self.wait(provider, lease, lambda now: now.state is LeaseState.EXITED, seconds)).exit_reason
 
+    async def until(self, done: Callable[[], Awaitable[bool]], seconds: float = 20) -> None:
+        """Return once ``done()``, or when the time is up: the test then says what is wrong."""
+        deadline = time.monotonic() + seconds
+        while not await done() and time.monotonic() < deadline:  # noqa: ASYNC110  (nobody tells us)
+            await asyncio.sleep(0.05)
+
     async def log_text(self, provider: VastaiProvider, lease: Lease) -> str:
         """What there is of its log now."""
         lines, text = provider.logs(lease.id), []
@@ -120,7 +130,7 @@ def identity(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def fake(tmp_path: Path) -> Iterator[FakeVastai]:
     if not sshd_path():
-        pytest.fail("these tests need sshd: apt-get install openssh-server")
+        pytest.skip("needs sshd: apt-get install openssh-server")
     with FakeVastai(tmp_path / "machines") as service:
         yield service
 

@@ -159,7 +159,8 @@ class RentedNode:
         except ProviderError as error:
             self.fail(error.message)
         except (OSError, asyncssh.Error) as error:
-            self.fail(f"its SSH session broke ({type(error).__name__})")
+            self.note(f"its SSH session broke ({type(error).__name__})")
+            self.fail(await self._why_ended(None))
         finally:
             try:
                 await self._let_go()
@@ -172,7 +173,8 @@ class RentedNode:
         self.connection = await self._log_in(instance)
         section = self._shop.section
         setup = setup_command(section.setup, section.python, self._boot.engine, self._shop.version)
-        process = await self.connection.create_process(boot_command(section.python, setup), encoding=None)
+        command = boot_command(section.python, setup, section.dead_man_s)
+        process = await self.connection.create_process(command, encoding=None)
         # The secrets of the boot line go through the channel's standard input and nowhere else.
         process.stdin.write(boot_line(replace(self._boot, bind=f"{section.node_bind}:{self._port}")))
         readers = {

@@ -384,7 +384,7 @@ class VastaiProvider:
                 return
             try:
                 await node.connection.forward_remote_port("127.0.0.1", port, "127.0.0.1", port)
-            except (OSError, asyncssh.Error) as error:
+            except (OSError, asyncssh.Error, asyncssh.ChannelListenError) as error:
                 node.note(f"the port {port} of a neighbour could not be carried to it ({type(error).__name__})")
 
         task = asyncio.create_task(carry(), name=f"carry {port} to {node.key}")

@@ -21,7 +21,7 @@ def onstart_script(dead_man_s: float, api_url: str) -> str:
     lines = ["touch ~/.no_auto_tmux"]
     if dead_man_s > 0:
         url = shlex.quote(f"{api_url.rstrip('/')}/api/v0/instances/")
-        beat = min(_BEAT_S, dead_man_s / 4)
+        beat = beat_s(dead_man_s)
         lines += [
             f"touch ~/{HEARTBEAT}",
             "(",
@@ -59,15 +59,20 @@ def setup_command(setup: str, python: str, engine: str, version: str) -> str:
     return f"{interpreter} -c 'import myelin' 2>/dev/null || {interpreter} -m pip install --quiet {wanted}"
 
 
-def boot_command(python: str, setup: str) -> str:
+def beat_s(dead_man_s: float) -> float:
+    """Seconds between two heartbeats, and between two looks at them: several within the switch's time."""
+    return min(_BEAT_S, dead_man_s / 4) if dead_man_s > 0 else _BEAT_S
+
+
+def boot_command(python: str, setup: str, dead_man_s: float) -> str:
     """What SSH runs: the setup, then the worker, whose standard input is the SSH channel's.
 
     While the worker runs, the heartbeat of the dead-man's switch is kept fresh, also by the setup, which may take long.
     What the setup writes goes to standard error: standard output is for the announcement.
     """
+    beat = f"touch ~/{HEARTBEAT}; sleep {beat_s(dead_man_s):g}"
     script = (
-        f"beat() {{ while kill -0 $1 2>/dev/null; do touch ~/{HEARTBEAT}; sleep 2; done; }}; "
-        "beat $$ </dev/null >/dev/null 2>&1 & "
+        f"( while kill -0 $$; do {beat}; done ) </dev/null >/dev/null 2>&1 & "
         f"( {setup} ) </dev/null 1>&2 || {{ echo 'the setup of the node failed' >&2; exit 97; }}; "
         f"exec {shlex.quote(python)} -m myelin worker --boot-stdin"
     )

@@ -8,7 +8,9 @@ What runs in it runs as the user of the test, and shares the host's network. So 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -22,11 +24,14 @@ import psutil
 DIRECT_HOST = "127.0.0.1"
 PROXY_HOST = "127.0.0.2"
 _START_S = 10.0
+_END_S = 5.0
 
 
 def sshd_path() -> str:
     """Where ``sshd`` is; empty where it isn't installed."""
-    return shutil.which("sshd", path=os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))) or ""
+    return (
+        shutil.which("sshd", path=os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))) or ""
+    )
 
 
 class FakeMachine:
@@ -35,18 +40,28 @@ class FakeMachine:
     Args:
         folder: Its own; also its home.
         environment: What its start script sees besides ``PATH`` and ``HOME``.
+        login: Variables of every login, as an image sets them.
         onstart: A shell script, run once before ``sshd`` starts.
         inside_ports: Ports that are mapped to the outside.
     """
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], onstart: str, inside_ports: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        environment: Mapping[str, str],
+        onstart: str,
+        inside_ports: tuple[int, ...],
+        login: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder = folder
         self.ports: dict[int, int] = {}
         self.proxy_port = 0
         self._environment = dict(environment)
+        self._login = dict(login or {})
         self._onstart = onstart
         self._inside_ports = inside_ports
         self._port = 0
+        self._born = time.time() - 1
         self._sshd: subprocess.Popen[bytes] | None = None
         self._started: list[subprocess.Popen[bytes]] = []
         self._forwarders: list[Forwarder] = []
@@ -99,6 +114,7 @@ class FakeMachine:
         """Kill ``sshd``, and with it every session and what runs in it."""
         if self._sshd is not None:
             kill_tree(self._sshd)
+            self._kill_sessions()
             self._sshd = None
 
     def new_host_key(self) -> None:
@@ -117,14 +133,14 @@ class FakeMachine:
 
     def processes(self) -> list[psutil.Process]:
         """What runs in it, without ``sshd`` itself and what that starts for a connection."""
-        found: list[psutil.Process] = []
+        found = self._sessions()
         for process in self._started:
             with suppress(psutil.Error):
                 found += psutil.Process(process.pid).children(recursive=True)
         kept = []
         for process_ in found:
             with suppress(psutil.Error):
-                if not process_.name().startswith("sshd"):
+                if not process_.name().startswith("sshd") and _runs(process_):
                     kept.append(process_)
         return kept
 
@@ -134,9 +150,25 @@ class FakeMachine:
             for process in self._started:
                 kill_tree(process)
             self._started.clear()
+            self._kill_sessions()
             for forwarder in self._forwarders:
                 forwarder.close()
             self._forwarders.clear()
+
+    def _kill_sessions(self) -> None:
+        for process in self._sessions():
+            kill_tree(process)
+
+    def _sessions(self) -> list[psutil.Process]:
+        """What logins have started; it may have outlived its connection, and so its place below ``sshd``."""
+        found = []
+        with suppress(OSError):
+            for line in (self.folder / "sessions").read_text(encoding="ascii").split():
+                with suppress(psutil.Error):
+                    process = psutil.Process(int(line))
+                    if process.create_time() >= self._born:  # else the number has gone to someone else
+                        found.append(process)
+        return found
 
     def _forward_to(self, port: int, host: str) -> None:
         self._forwarders.append(Forwarder(host, port))
@@ -145,7 +177,12 @@ class FakeMachine:
         script = self.folder / "onstart.sh"
         script.write_text(self._onstart, encoding="utf-8")
         told = {f"VAST_TCP_PORT_{inside}": str(outside) for inside, outside in self.ports.items()}
-        environment = {"PATH": os.environ.get("PATH", os.defpath), "HOME": str(self.folder), **self._environment, **told}
+        environment = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "HOME": str(self.folder),
+            **self._environment,
+            **told,
+        }
         # It goes on running for as long as the machine does, as the first process of a container would.
         shell = subprocess.Popen(
             ["sh", "-c", f"sh '{script}'; touch '{self.folder}/started'; sleep infinity"],
@@ -163,8 +200,9 @@ class FakeMachine:
 
     def _write_configuration(self) -> Path:
         session = self.folder / "session.sh"
+        variables = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in self._login.items())
         session.write_text(
-            f"export HOME='{self.folder}'\ncd \"$HOME\" || exit 1\n"
+            f"{variables}echo $$ >>'{self.folder}/sessions'\nexport HOME='{self.folder}'\ncd \"$HOME\" || exit 1\n"
             # The service's images start tmux for a login, which is no use to a program.
             "if [ ! -e .no_auto_tmux ]; then echo 'open terminal failed: not a terminal' >&2; exit 1; fi\n"
             'exec sh -c "$SSH_ORIGINAL_COMMAND"\n',
@@ -186,7 +224,9 @@ class FakeMachine:
             "MaxStartups": "100",
             "PrintMotd": "no",
             "LogLevel": "VERBOSE",
-            "ForceCommand": f"sh {session}",
+            # Otherwise the user's own shell would read the user's own start files.
+            "SetEnv": f'"HOME={self.folder}"',
+            "ForceCommand": f"sh '{session}'",
         }
         path.write_text("".join(f"{name} {value}\n" for name, value in settings.items()), encoding="utf-8")
         return path
@@ -246,15 +286,28 @@ def free_port() -> int:
         return port
 
 
-def kill_tree(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and everything below it, and wait for it."""
+def kill_tree(process: subprocess.Popen[bytes] | psutil.Process) -> None:
+    """Kill a process and everything below it, and wait until nothing of it does anything."""
     victims: list[psutil.Process] = []
     with suppress(psutil.Error):
-        parent = psutil.Process(process.pid)
-        victims = parent.children(recursive=True)
-    process.kill()
-    process.wait(timeout=10)
+        root = psutil.Process(process.pid)
+        victims = [root, *root.children(recursive=True)]
     for victim in victims:
         with suppress(psutil.Error):
             victim.kill()
-    psutil.wait_procs(victims, timeout=5)
+    if isinstance(process, subprocess.Popen):
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)  # it leads a group, in which orphans are found as well
+        process.kill()
+        process.wait(timeout=10)
+    deadline = time.monotonic() + _END_S
+    while any(_runs(victim) for victim in victims) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether it does something still; one that only waits to be reaped by its new parent doesn't."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

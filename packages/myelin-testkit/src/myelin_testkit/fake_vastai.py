@@ -1,4 +1,4 @@
-"""A Vast.ai on loopback, with the service's shapes, rate limits, states and misbehaviour; its machines are real ``sshd``s.
+"""A Vast.ai on loopback, with the service's shapes, rate limits, states and misbehaviour; its machines are ``sshd``s.
 
 ::
 
@@ -7,8 +7,8 @@
         ...  # a provider with api_url=fake.url, api_key=fake.api_key
         assert not fake.live()
 
-It notes every request and every machine that ever was, so that a test can say how many were rented at once, and what was
-sent where. Shapes: see the documentation of Vast.ai's REST API, and the source of its own client.
+It notes every request and every machine that ever was, so that a test can say how many were rented at once, and what
+was sent where. Shapes: see the documentation of Vast.ai's REST API, and the source of its own client.
 """
 
 from __future__ import annotations
@@ -132,9 +132,12 @@ class FakeVastai:
         folder: Where machines have their folders.
         boot_s: From a create until the machine runs.
         pace: Scales the rate limits; 0 has none.
+        login: Variables of every login on a machine, as an image sets them (``XDG_CACHE_HOME``, where caches are warm).
     """
 
-    def __init__(self, folder: Path, *, boot_s: float = 0.2, pace: float = 0.01) -> None:
+    def __init__(
+        self, folder: Path, *, boot_s: float = 0.2, pace: float = 0.01, login: Mapping[str, str] | None = None
+    ) -> None:
         self.api_key = "planted-account-key-0123456789abcdef"
         self.offers: list[dict[str, Any]] = [offer(number) for number in range(4)]
         self.seen: list[VastRequest] = []
@@ -148,6 +151,7 @@ class FakeVastai:
         self.foreign = 0
         """Machines of the account that aren't ours to touch."""
         self._folder = folder
+        self._login = dict(login or {})
         self._boot_s = boot_s
         self._pace = pace
         self._troubles: deque[Trouble] = deque()
@@ -162,7 +166,9 @@ class FakeVastai:
         threading.Thread(target=self._server.serve_forever, args=(0.02,), name="fake vastai", daemon=True).start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._server.shutdown()
         self._server.server_close()
         for rented in self.rented:
@@ -198,7 +204,9 @@ class FakeVastai:
         whose, owner = self._whose(authorization)
         with self._lock:
             status, body, headers = self._route(method, url.path, parse_qs(url.query), raw, whose, owner)
-            self.seen.append(VastRequest(method, url.path, raw.decode(errors="replace"), whose, status, time.monotonic()))
+            self.seen.append(
+                VastRequest(method, url.path, raw.decode(errors="replace"), whose, status, time.monotonic())
+            )
         if isinstance(body, str):
             return status, {"Content-Type": "text/html", **headers}, body.encode()
         return status, {"Content-Type": "application/json", **headers}, json.dumps(body).encode()
@@ -278,6 +286,7 @@ class FakeVastai:
             environment,
             str(body.get("onstart") or ""),
             tuple(int(match[2]) for match in mapped),
+            self._login,
         )
         rented = Rented(
             id=number,
@@ -426,16 +435,18 @@ def _matches(offered: Mapping[str, Any], query: Mapping[str, Any]) -> bool:
         if name in _SEARCH_WORDS:
             continue
         value = offered.get("verification") == "verified" if name == "verified" else offered.get(name)
-        for operator, wanted in tests.items():
-            passed = {
-                "eq": lambda: str(value) == str(wanted),  # noqa: B023  (called at once)
-                "in": lambda: value in wanted,  # noqa: B023
-                "gte": lambda: value is not None and value >= wanted,  # noqa: B023
-                "lte": lambda: value is not None and value <= wanted,  # noqa: B023
-            }[operator]()
-            if not passed:
-                return False
+        if not all(_passes(value, operator, wanted) for operator, wanted in tests.items()):
+            return False
     return True
+
+
+def _passes(value: Any, operator: str, wanted: Any) -> bool:
+    if operator == "eq":
+        return str(value) == str(wanted)
+    if operator == "in":
+        return value in wanted
+    above = value is not None and value >= wanted
+    return above if operator == "gte" else value is not None and value <= wanted
 
 
 def _handler(service: FakeVastai) -> type[BaseHTTPRequestHandler]:
