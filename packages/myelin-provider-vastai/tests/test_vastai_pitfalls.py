@@ -92,7 +92,18 @@ async def test_creates_ask_not_to_be_left_stopped_and_billed(rig, fake):
     assert body["label"].startswith(f"myelin.1.{rig.run}.stage-0.1.")
 
 
-async def test_two_launches_of_one_offer_make_one_create(rig, fake):
+async def test_two_launches_of_one_offer_take_two_machines(rig, fake):
+    provider = rig.provider()
+    (best, *_) = await provider.offers(rig.need())
+    keys = [rig.key(0), rig.key(1)]
+    leases = await asyncio.gather(*(provider.launch(best, rig.boot(key), key=key) for key in keys))
+    assert leases[0].offer == best.id
+    assert [rented.machine_id for rented in fake.rented] == [100, 101]
+    assert [lease.dollars_per_hour for lease in leases] == [0.2, 0.21]
+
+
+async def test_an_offer_that_another_node_has_is_not_rented_twice(rig, fake):
+    fake.offers = [offer(0)]
     provider = rig.provider()
     (best, *_) = await provider.offers(rig.need())
     keys = [rig.key(0), rig.key(1)]

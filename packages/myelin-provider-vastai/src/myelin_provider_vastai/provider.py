@@ -79,6 +79,7 @@ class VastaiProvider:
         self._asks: tuple[float, list[Ask]] = (float("-inf"), [])
         self._searching = asyncio.Lock()
         self._shown: dict[str, int] = {}
+        self._beside: dict[str, tuple[Offer, ...]] = {}
         self._failed_machines: set[int] = set()
         self._gone_asks: set[int] = set()
         self._nodes: dict[LaunchKey, RentedNode] = {}
@@ -100,10 +101,15 @@ class VastaiProvider:
         ordered = in_turn(asks, others | rented)
         if ordered:
             self._shown[need.node] = ordered[0].machine
-        return tuple(as_offer(ask, need.engine) for ask in ordered)
+        offers = tuple(as_offer(ask, need.engine) for ask in ordered)
+        self._beside |= {offer.id: offers for offer in offers}
+        return offers
 
     async def launch(self, offer: Offer, boot: BootSpec, *, key: LaunchKey) -> Lease:
         """See :meth:`myelin.plugin.Provider.launch`. Returns once a machine is rented; it comes up by itself.
+
+        Where another node of the run has taken the offer meanwhile, the next best of those that were made with it is
+        taken; the lease says which.
 
         Raises:
             ProviderError: It could not be rented. Reasons beside those of the service: ``not-confirmed``, ``cost-cap``,
@@ -193,33 +199,26 @@ class VastaiProvider:
 
     async def _start(self, offer: Offer, boot: BootSpec, key: LaunchKey) -> RentedNode:
         try:
-            ask = ask_of(offer.id)
-            if ask is None:
+            if ask_of(offer.id) is None:
                 raise ProviderError(f"{offer.id!r} is no offer of Vast.ai", "take one of offers()", reason="no-offer")
-            await self._agreed(offer)
             shop = await self._workshop()
-            label = write_label(key, offer.id)
             async with self._renting:  # so that two rents can't pass under the cost cap together
                 instances = await self._inventory.listing()
                 existing = next((i for i in instances.values() if i.label is not None and i.label.key == key), None)
                 if existing is not None and existing.label is not None:
-                    number, offer_id = existing.id, existing.label.offer
-                    label = write_label(key, offer_id)
+                    number, offer_id, price = existing.id, existing.label.offer, existing.price
                 else:
+                    offer = self._untaken(offer)
+                    await self._agreed(offer)
                     self._under_cap(offer, instances)
-                    if any(node.offer == offer.id for node in self._nodes.values()):
-                        # Vast.ai would accept a second create on the same ask, and let one of the two die.
-                        raise ProviderError(
-                            f"the offer {offer.id} has just been taken", "take another", reason="offer-taken"
-                        )
-                    number, offer_id = await self._rent(ask, label, key), offer.id
+                    number, offer_id, price = await self._rent(offer, key), offer.id, offer.dollars_per_hour
                 self._inventory.outdate()
                 node = RentedNode(
                     key,
                     offer_id,
                     number,
-                    self._section.node_port or port_for(label),
-                    offer.dollars_per_hour,
+                    self._section.node_port or port_for(write_label(key, offer_id)),
+                    price,
                     boot,
                     shop,
                     on_failed=self._note_failure,
@@ -254,8 +253,21 @@ class VastaiProvider:
                 reason="cost-cap",
             )
 
-    async def _rent(self, ask: int, label: str, key: LaunchKey) -> int:
+    def _untaken(self, offer: Offer) -> Offer:
+        """``offer``, or the next best beside it where a node of ours has it.
+
+        Vast.ai would accept a second create on the same ask, and let one of the two die.
+        """
+        taken = {machine_of(node.offer) for node in self._nodes.values()}
+        for other in (offer, *self._beside.get(offer.id, ())):
+            if machine_of(other.id) not in taken and ask_of(other.id) not in self._gone_asks:
+                return other
+        raise ProviderError(f"the offer {offer.id} has just been taken", "take another", reason="offer-taken")
+
+    async def _rent(self, offer: Offer, key: LaunchKey) -> int:
         """Rent a machine; its number."""
+        ask, label = ask_of(offer.id), write_label(key, offer.id)
+        assert ask is not None
         rent = Rent(
             ask=ask,
             image=self._section.image,
