@@ -93,6 +93,16 @@ def kept(path: Path) -> bool:
 
 
 @pytest.mark.slow
+def test_machines_without_open_ports_serve_through_ssh(myelin, fake, environment, tmp_path):
+    fake.next_machines(Trouble(mapped=False), Trouble(mapped=False))
+    done = myelin.run(*words(tmp_path, "-N", "2", "--max-tokens", "4", "--json", QUESTION), **environment)
+    assert done.code == 0, done.err
+    assert len(done.json()["tokens"]) == 4
+    assert "reached through SSH" in done.err
+    assert fake.live() == []
+
+
+@pytest.mark.slow
 def test_a_machine_that_fails_at_once_is_replaced(myelin, fake, environment, tmp_path):
     fake.next_machines(Trouble(answer="created-504"), Trouble(answer="no_such_ask-410"))
     done = myelin.run(*words(tmp_path, "-N", "2", "--max-tokens", "2", "--json", QUESTION), **environment)

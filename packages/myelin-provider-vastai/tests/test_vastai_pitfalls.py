@@ -99,7 +99,7 @@ async def test_two_launches_of_one_offer_take_two_machines(rig, fake):
     leases = await asyncio.gather(*(provider.launch(best, rig.boot(key), key=key) for key in keys))
     assert leases[0].offer == best.id
     assert [rented.machine_id for rented in fake.rented] == [100, 101]
-    assert [lease.dollars_per_hour for lease in leases] == [0.2, 0.21]
+    assert [lease.dollars_per_hour for lease in leases] == pytest.approx([0.2, 0.21])
 
 
 async def test_an_offer_that_another_node_has_is_not_rented_twice(rig, fake):
