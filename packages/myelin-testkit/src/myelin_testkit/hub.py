@@ -209,7 +209,11 @@ class FakeHub:
             def log_message(self, format: str, *args: object) -> None:
                 """Nothing: tests look at :attr:`FakeHub.seen`."""
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Server(ThreadingHTTPServer):
+            def handle_error(self, request: object, client_address: object) -> None:
+                """Nothing: clients that are gone are what tests are about."""
+
+        server = Server(("127.0.0.1", 0), Handler)
         server.daemon_threads = True
         return server
 
