@@ -54,10 +54,12 @@ def test_two_stages_of_a_host_fetch_the_model_once_and_answer_alike(myelin, hub,
         if any(one["key"] == "myelin.shard.fraction" for one in span.get("attributes", ()))
     ]
     assert len(shards) == 4  # planned by the orchestrator, fetched by the nodes
-    assert all(0 < shard["myelin.shard.fraction"]["doubleValue"] < 0.7 for shard in shards)
+    assert all(0 < shard["myelin.shard.fraction"]["doubleValue"] < 0.9 for shard in shards)
     assert all(int(shard["myelin.shard.bytes"]["intValue"]) > 40_000_000 for shard in shards)
-    network = [int(shard["myelin.shard.network_bytes"]["intValue"]) for shard in shards if len(shard) > 6]
-    assert sum(network) <= hub.served - before
+    key = "myelin.shard.network_bytes"
+    network = [int(shard[key]["intValue"]) for shard in shards if key in shard]
+    assert len(network) == 2
+    assert 90_000_000 < sum(network) <= hub.served - before
 
     offline = myelin.run(*WORDS, "--model", MODEL, MYELIN_OFFLINE="1", **environment(hub, tmp_path / "cache"))
     assert offline.code == 0, offline.err
