@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from end_to_end_support import SMOLLM2
+
 from myelin_testkit.hub import FakeHub
 from myelin_testkit.models import smollm2_path
 

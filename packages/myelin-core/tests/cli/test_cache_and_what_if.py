@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from myelin.cli.nodes_file import read_nodes
 from myelin.cli.quantities import parse_bytes, parse_rate, parse_seconds
 from myelin.errors import ConfigError, UsageError

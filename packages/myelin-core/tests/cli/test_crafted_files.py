@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from myelin.model.quant import GgmlType
 from myelin_testkit.hub import FakeHub
 from myelin_testkit.synthetic import Recipe, write_model

@@ -6,6 +6,7 @@ import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from myelin.model.remote.extents import Extents
 
 STEPS = st.lists(st.tuples(st.booleans(), st.integers(0, 60), st.integers(0, 60)), max_size=30)

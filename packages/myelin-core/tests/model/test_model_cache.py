@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from myelin.errors import ModelError
 from myelin.model.remote import store as store_module
 from myelin.model.remote.cache import ModelCache

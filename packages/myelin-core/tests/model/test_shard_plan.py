@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from myelin.errors import ModelError
 from myelin.model.architecture import describe, stage_tensors
 from myelin.model.facts import ModelFacts

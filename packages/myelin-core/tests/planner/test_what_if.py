@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from myelin.errors import PlanError
 from myelin.model.architecture import Hyperparameters, describe
 from myelin.model.facts import ModelFacts

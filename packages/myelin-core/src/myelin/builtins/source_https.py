@@ -50,17 +50,19 @@ class HttpsSource:
         """
         location, mark, query = self._url.partition("?")
         client = HttpClient()
+        if progress is not None:
+            progress(0, 0)  # before a connection is tried, which may take a while
         files: list[RemoteFile] = []
         try:
             for name in part_names(location):
-                files.append(self._open(client, name + mark + query))  # noqa: PERF401  # closed where one fails
+                files.append(self._open(client, name + mark + query, progress))  # noqa: PERF401  # closed where one fails
         except BaseException:
             close_all(tuple(files))
             client.close()
             raise
         return tuple(files)
 
-    def _open(self, client: HttpClient, url: str) -> RemoteFile:
+    def _open(self, client: HttpClient, url: str, progress: FetchProgress | None) -> RemoteFile:
         options = self._options
         address = Address(url, options.token, origin(options.hub_endpoint))
         answer = self._cache.recall(url)
@@ -73,7 +75,7 @@ class HttpsSource:
                 reason="model-offline",
             )
         name = _UNFIT.sub("_", unquote(urlsplit(url).path).rsplit("/", 1)[-1])[-120:].lstrip(".") or "model.gguf"
-        return self._cache.open(None if options.offline else client, address, shown_url(url), name, answer)
+        return self._cache.open(None if options.offline else client, address, shown_url(url), name, answer, progress)
 
     def _ask(self, client: HttpClient, address: Address, known: Answer | None) -> Answer:
         """What the server says now; what it said last where it can't be reached."""

@@ -51,6 +51,8 @@ class HubSource:
         """
         names = part_names(self._file)
         client = HttpClient()
+        if progress is not None:
+            progress(0, 0)  # before a connection is tried, which may take a while
         files: list[RemoteFile] = []
         try:
             first, trouble = self._pinned(client, names[0])
@@ -64,7 +66,7 @@ class HubSource:
             for name in names:
                 answer = first if first is not None else self._ask(client, name)
                 first = None
-                files.append(self._open(client, name, answer))
+                files.append(self._open(client, name, answer, progress))
         except BaseException:
             close_all(tuple(files))
             client.close()
@@ -82,14 +84,14 @@ class HubSource:
                 raise
             return None, error
 
-    def _open(self, client: HttpClient, name: str, answer: Answer) -> RemoteFile:
+    def _open(self, client: HttpClient, name: str, answer: Answer, progress: FetchProgress | None) -> RemoteFile:
         # Without the commit: a file that two commits share is kept once.
         source = f"hf:{self._repository}/{name}"
         if self._options.hub_endpoint != PUBLIC_HUB:
             source += f" at {self._options.hub_endpoint}"
         offline = self._options.offline
         shown = name.rsplit("/", 1)[-1]
-        return self._cache.open(None if offline else client, self._address(name), source, shown, answer)
+        return self._cache.open(None if offline else client, self._address(name), source, shown, answer, progress)
 
     def _address(self, name: str) -> Address:
         options = self._options

@@ -23,9 +23,7 @@ def command(
     invocation: Invocation,
     nodes: Annotated[
         Path | None,
-        typer.Option(
-            "--nodes", metavar="PATH", help="A TOML file of machines that you could have."
-        ),
+        typer.Option("--nodes", metavar="PATH", help="A TOML file of machines that you could have."),
     ] = None,
 ) -> int:
     """Show how the model would be split, and what each stage costs. Only the model's header is fetched.

@@ -21,6 +21,7 @@ from myelin.model.remote.file import RemoteFile
 from myelin.model.remote.http import Address, Answer, HttpClient, HttpFile
 from myelin.model.remote.journal import Kind, records
 from myelin.model.remote.store import About, CacheFile, remove_unused, write_whole
+from myelin.model.source import FetchProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,15 @@ class ModelCache:
         self._files = root / "files"
         self._known = root / "known"
 
-    def open(self, client: HttpClient | None, address: Address, source: str, name: str, answer: Answer) -> RemoteFile:
+    def open(
+        self,
+        client: HttpClient | None,
+        address: Address,
+        source: str,
+        name: str,
+        answer: Answer,
+        progress: FetchProgress | None = None,
+    ) -> RemoteFile:
         """The file that ``answer`` tells of, as far as it is here; without ``client``, it stays as it is.
 
         Args:
@@ -56,13 +65,14 @@ class ModelCache:
             source: The same for people, and without what changes from one time to the next.
             name: The file's own.
             answer: What the server said of it, now or once.
+            progress: As :class:`RemoteFile` takes it.
         """
         about = About(source, name, answer.etag, answer.size, answer.sha256)
         folder = self._files / _key(f"{source}\n{answer.etag}\n{answer.size}")
         store = CacheFile(folder, about)
         with contextlib.suppress(OSError):
             os.utime(folder / "about.json")
-        return RemoteFile(store, HttpFile(client, address, answer) if client is not None else None)
+        return RemoteFile(store, HttpFile(client, address, answer) if client is not None else None, progress)
 
     def remember(self, asked: str, answer: Answer) -> None:
         """Keep what a server said of ``asked``."""

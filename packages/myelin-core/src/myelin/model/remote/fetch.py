@@ -50,6 +50,8 @@ class ShardFetch:
         connections: int = CONNECTIONS,
     ) -> None:
         self._files = {index: part for index, part in enumerate(parts) if is_remote(part)}
+        for file in self._files.values():
+            file.progress = None  # one who tells is enough
         self._ranges = [piece for piece in ranges if piece.part in self._files]
         self._progress = progress
         self._lock = threading.Lock()

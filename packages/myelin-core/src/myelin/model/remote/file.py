@@ -10,6 +10,7 @@ from collections.abc import Callable
 from myelin.errors import ModelError
 from myelin.model.remote.http import HttpFile
 from myelin.model.remote.store import CELL_BYTES, CacheFile
+from myelin.model.source import FetchProgress
 
 LONGEST_REQUEST = 16 << 20
 """Bytes that one read asks for in one request."""
@@ -27,13 +28,16 @@ class RemoteFile:
     Args:
         store: Its file in the cache.
         http: Where its bytes come from; None to use only what is in the cache.
+        progress: Told ``(fetched_bytes, 0)`` as bytes come that a read asked for; what it raises ends the read.
 
     Attributes:
         fetched_bytes: What came over the network by this object.
+        progress: As given; None where nobody is to be told any more.
     """
 
-    def __init__(self, store: CacheFile, http: HttpFile | None) -> None:
+    def __init__(self, store: CacheFile, http: HttpFile | None, progress: FetchProgress | None = None) -> None:
         self.fetched_bytes = 0
+        self.progress = progress
         self._store = store
         self._http = http
         self._lock = threading.Lock()
@@ -196,7 +200,7 @@ class RemoteFile:
         self._store.check_space(self.missing_bytes(start, end))
         while missing := self._store.missing(start, end):
             first, last = missing[0]
-            if not self.bring(first, min(last, first + LONGEST_REQUEST)):
+            if not self.bring(first, min(last, first + LONGEST_REQUEST), self._tell):
                 with self._lock:
                     self._check_open()
                 self.wait()
@@ -228,6 +232,11 @@ class RemoteFile:
             http.fetch(start, end, sink)
         finally:
             self._settle(at - noted)
+
+    def _tell(self) -> None:
+        progress = self.progress
+        if progress is not None:
+            progress(self.fetched_bytes, 0)
 
     def _count(self, size: int) -> None:
         with self._lock:
