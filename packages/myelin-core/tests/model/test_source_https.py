@@ -222,7 +222,7 @@ def test_failures_without_a_byte_in_between_come_to_an_end(hub: FakeHub, tmp_pat
     hub.fail(*[Fault(status=503)] * 20)
     with pytest.raises(ModelError, match="503"):
         open_bytes(url, tmp_path)
-    assert len(hub.gets()) == 6
+    assert len(hub.gets()) == 5
 
 
 @pytest.mark.parametrize("fault", [Fault(wrong_range=True), Fault(ignore_range=True), Fault(cut_after=0)])

@@ -80,7 +80,7 @@ class HttpsSource:
     def _ask(self, client: HttpClient, address: Address, known: Answer | None) -> Answer:
         """What the server says now; what it said last where it can't be reached."""
         try:
-            answer = ask(client, address)
+            answer = ask(client, address, known=known is not None)
         except RefusedError as error:
             raise refusal(shown_url(address.url), error.status) from None
         except UnreachableError as error:

@@ -112,7 +112,7 @@ class HubSource:
                     reason="model-offline",
                 )
             try:
-                known = ask(client, address)
+                known = ask(client, address, known=known is not None)
             except RefusedError as error:
                 raise self._refusal(error, shown) from None
             except UnreachableError as error:

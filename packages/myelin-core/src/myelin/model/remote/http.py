@@ -28,6 +28,8 @@ T = TypeVar("T")
 
 MOST_FAILURES = 6
 """Attempts in a row that may bring not a single byte."""
+MOST_QUESTIONS = 5
+"""Attempts in a row to learn what a file is."""
 MOST_REDIRECTS = 8
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
@@ -153,15 +155,18 @@ class HttpClient:
                 self._client = None
 
 
-def ask(client: HttpClient, address: Address) -> Answer:
+def ask(client: HttpClient, address: Address, *, known: bool = False) -> Answer:
     """Ask what the file is: one request and its redirects; no more than one byte of the file comes.
+
+    Args:
+        known: An earlier answer would do, too: there is no point in waiting long for news.
 
     Raises:
         RefusedError: It isn't there, or may not be read.
         UnreachableError: There is nobody to ask.
         ModelError: The answer is of no use.
     """
-    return _patiently(lambda: _ask(client.get(), address))
+    return _patiently(lambda: _ask(client.get(), address), 2 if known else MOST_QUESTIONS)
 
 
 class HttpFile:
@@ -209,7 +214,7 @@ class HttpFile:
                 raise _TransientError(f"only {at - start} of {end - start} bytes came", progressed=at > before)
 
         try:
-            _patiently(attempt)
+            _patiently(attempt, MOST_FAILURES)
         except UnreachableError as error:
             raise ModelError(
                 f"{shown_url(self._address.url)} can't be fetched: {error}",
@@ -252,6 +257,8 @@ class HttpFile:
         if moved and status in _GONE:
             with self._lock:
                 self._location = ""  # a signed address that is over: ask the first one again
+                if self._address.is_hub:
+                    self._etag = ""  # of the same content, but perhaps in another store
             raise _TransientError(f"the store answers {status}")
         found = _CONTENT_RANGE.fullmatch(headers.get("content-range", ""))
         if status == 416 and found is not None and int(found[3]) != self.answer.size:
@@ -456,7 +463,7 @@ def _failed(error: Exception) -> Exception:
     return _TransientError((str(error) or type(error).__name__).splitlines()[0][:200])
 
 
-def _patiently(action: Callable[[], T]) -> T:
+def _patiently(action: Callable[[], T], most: int) -> T:
     """``action()``, again while it fails for the moment. Raises :class:`UnreachableError` at last."""
     from tenacity import Retrying, retry_if_exception_type
 
@@ -466,7 +473,7 @@ def _patiently(action: Callable[[], T]) -> T:
         nonlocal failures
         error = state.outcome.exception() if state.outcome is not None else None
         failures = 1 if isinstance(error, _TransientError) and error.progressed else failures + 1
-        return failures >= MOST_FAILURES
+        return failures >= most
 
     def pause(state: RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome is not None else None

@@ -89,6 +89,14 @@ class CacheFile:
         with self._trouble():
             folder.mkdir(parents=True, exist_ok=True)
             self._locks = ByteLocks(folder / "lock")
+        try:
+            self._open(folder, about)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, folder: Path, about: About) -> None:
+        with self._trouble():
             self._locks.acquire(_IN_USE, shared=True)
             if About.read(folder) != about:
                 write_whole(folder / "about.json", json.dumps(asdict(about)))
