@@ -113,9 +113,11 @@ FAULTS = [
 def test_whatever_a_server_answers_in_between_the_bytes_are_right(hub: FakeHub, tmp_path: Path, fault: Fault) -> None:
     (file,) = open_files(hub.put("model.gguf", LARGE), tmp_path)
     hub.fail(fault, fault)
+    assert isinstance(file, RemoteFile)
     ranges = [ByteRange(0, 1000, 2 * CELL_BYTES), ByteRange(0, 3 * CELL_BYTES + 17, len(LARGE))]
     fetch = ShardFetch((file,), ranges, lambda done, total: None)
     fetch.wait()
+    assert file.in_flight == 0
     for piece in ranges:
         assert file.read_at(piece.start, piece.end - piece.start) == LARGE[piece.start : piece.end]
     file.close()
@@ -318,6 +320,8 @@ def test_readers_wait_for_their_own_bytes_alone(hub: FakeHub, tmp_path: Path) ->
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert len(seen) > 5
     assert fetch.fetched_bytes == len(LARGE)
+    assert isinstance(file, RemoteFile)
+    assert file.in_flight == 0
     assert file.read_at(0, len(LARGE)) == LARGE
     file.close()
 

@@ -335,8 +335,8 @@ def _answer(
     sent = body if cut_after is None else body[:cut_after]
     for start in range(0, len(sent), _CHUNK):
         chunk = sent[start : start + _CHUNK]
+        sent_some(len(chunk))  # before: whoever reads the last byte may look at once
         request.wfile.write(chunk)
-        sent_some(len(chunk))
         if bytes_per_s:
             time.sleep(len(chunk) / bytes_per_s)
     if cut_after is not None and cut_after < len(body):
