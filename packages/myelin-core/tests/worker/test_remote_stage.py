@@ -112,7 +112,7 @@ def provision(model: OpenedModel, index: int, count: int, cache: Path) -> contro
 def load(
     message: control.Provision, plugins: Plugins, hub: FakeHub, told: list[tuple[str, int, int]] | None = None
 ) -> tuple[LoadedStage, str]:
-    request = stage_request(message, default_engine="digest", default_cache_dir=Path("/nowhere"))
+    request = stage_request(message, default_engine="digest", default_cache_dir=Path("/nowhere"), default_threads=1)
     environment = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": "/nonexistent"}
     seen = told if told is not None else []
     stage = load_stage(request, plugins, environment, lambda *event: seen.append(event))
@@ -288,7 +288,7 @@ class Engine:
 registry, engine = Registry.discover(), Engine()
 plugins = SimpleNamespace(engine=lambda name, options: engine, model_source=registry.model_source)
 message = control.Provision.FromString(bytes.fromhex(sys.argv[1]))
-request = stage_request(message, default_engine="digest", default_cache_dir=Path("/nowhere"))
+request = stage_request(message, default_engine="digest", default_cache_dir=Path("/nowhere"), default_threads=1)
 print("begin", flush=True)
 stage = load_stage(request, plugins, {"HF_ENDPOINT": sys.argv[2], "HF_HUB_CACHE": "/nonexistent"}, lambda *_: None)
 print(json.dumps({"digest": engine.digest, "network": stage.network_bytes}))
