@@ -58,7 +58,7 @@ def node_environment(request: RunRequest, ours: Mapping[str, str], *, same_host:
     if request.trace_file and same_host:
         environment["MYELIN_NODE_TRACE_FILE"] = os.path.abspath(request.trace_file)
     options = request.source_options
-    if options.hub_cache_dir is not None and request.provider in LOCAL_PROVIDERS:
+    if options.hub_cache_dir is not None and same_host:
         environment["HF_HUB_CACHE"] = os.path.abspath(options.hub_cache_dir)
     if options.token is not None:
         environment["HF_TOKEN"] = options.token.get_secret_value()
