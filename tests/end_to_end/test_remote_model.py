@@ -75,7 +75,7 @@ def test_two_stages_of_a_host_fetch_the_model_once_and_answer_alike(myelin, hub,
     assert "switched off" in nothing.err
 
 
-@pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.soak)])
 def test_runs_that_are_killed_while_they_fetch_leave_nothing_wrong_behind(myelin, hub, tmp_path, times):
     expected = myelin.run(*WORDS, "--model", SMOLLM2).json()["tokens"]
     chance = random.Random(times)

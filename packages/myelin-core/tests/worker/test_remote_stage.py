@@ -307,7 +307,7 @@ def held_bytes(cache: Path) -> int:
     return sum(entry.held_bytes for entry in ModelCache(cache).entries())
 
 
-@pytest.mark.parametrize("times", [5, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [5, pytest.param(50, marks=pytest.mark.soak)])
 def test_a_fetch_that_is_killed_goes_on_where_it_was(
     times: int, plugins: Plugins, hub: FakeHub, tmp_path: Path
 ) -> None:
