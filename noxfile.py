@@ -118,7 +118,7 @@ def lowest(session: nox.Session) -> None:
     targets = [part for package in PACKAGES for part in ("-e", package)]
     session.install("-c", str(pinned), *targets, "pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "build")
     _install_models(session)
-    session.run("pytest", "-q", "-m", "not parity and not slow", *session.posargs)
+    session.run("pytest", "-q", "-m", "not parity and not slow and not soak", *session.posargs)
 
 
 @nox.session(python=PYTHONS[0])
