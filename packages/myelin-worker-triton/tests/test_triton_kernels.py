@@ -1,5 +1,8 @@
 """Each kernel in the interpreter against a float64 oracle: every type, odd shapes, every number of columns."""
 
+# Triton writes constants in capitals.
+# ruff: noqa: N803
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -100,7 +103,14 @@ def test_dots_of_four_bytes(generator: np.random.Generator) -> None:
 
 @triton.jit
 def _books(
-    codes: Any, low: Any, up: Any, T0: tl.constexpr, T1: tl.constexpr, T2: tl.constexpr, T3: tl.constexpr, N: tl.constexpr
+    codes: Any,
+    low: Any,
+    up: Any,
+    T0: tl.constexpr,
+    T1: tl.constexpr,
+    T2: tl.constexpr,
+    T3: tl.constexpr,
+    N: tl.constexpr,
 ) -> None:
     at = tl.arange(0, N)
     lower, upper = look_up8(tl.load(codes + at), T0, T1, T2, T3, False)
@@ -260,7 +270,9 @@ def test_gate_and_up(kinds: tuple[str, str], gelu: bool, generator: np.random.Ge
     assert np.abs(meaning(result) - act * u).max() <= np.abs(act * u).max() / 250
 
 
-@pytest.mark.parametrize(("count", "expected"), [(0, []), (1, [(0, 1)]), (3, [(0, 4)]), (8, [(0, 8)]), (13, [(0, 8), (8, 8)])])
+@pytest.mark.parametrize(
+    ("count", "expected"), [(0, []), (1, [(0, 1)]), (3, [(0, 4)]), (8, [(0, 8)]), (13, [(0, 8), (8, 8)])]
+)
 def test_rows_are_cut_into_launches(count: int, expected: list[tuple[int, int]]) -> None:
     assert column_blocks(count) == expected
 
@@ -360,7 +372,18 @@ def attend(s: Sequences, which: list[tuple[int, int]], window: int, store: bool)
     result = op.Activations.of(len(which), s.heads.output, "cpu")
     scratch = op.Splits.of(s.tuning, s.heads, len(which), 8, "cpu")
     op.launch_attend(
-        s.tuning, s.heads, qkv, places, s.cache, s.angles, s.norms, scratch, result, window=window, splits=4, store=store
+        s.tuning,
+        s.heads,
+        qkv,
+        places,
+        s.cache,
+        s.angles,
+        s.norms,
+        scratch,
+        result,
+        window=window,
+        splits=4,
+        store=store,
     )
     assert not scratch.counters.any()
     return result
@@ -478,5 +501,3 @@ def test_adding_a_normalised_block_is_the_same_alone_and_in_a_prologue(generator
     np.testing.assert_array_equal(alone, inside)
     wide = y.numpy().astype(np.float64)
     near(alone, x.numpy() + wide / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-6) * weight.numpy(), 1e-6)
-
-

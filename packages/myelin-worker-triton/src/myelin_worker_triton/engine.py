@@ -278,9 +278,7 @@ class TritonEngine:
         progress("load", total, total)
         return weights, factors
 
-    def _angles(
-        self, parameters: Hyperparameters, factors: NDArray[np.float32] | None
-    ) -> tuple[op.Angles, op.Angles]:
+    def _angles(self, parameters: Hyperparameters, factors: NDArray[np.float32] | None) -> tuple[op.Angles, op.Angles]:
         def tables(base: float, scale: float) -> op.Angles:
             cosines, sines = rope_tables(self._options.max_context, parameters.rope_dims, base, scale, factors)
             return op.Angles(torch.from_numpy(cosines).to(self._device), torch.from_numpy(sines).to(self._device))
@@ -313,9 +311,7 @@ class TritonEngine:
             if int(batch.tokens.min()) < 0 or int(batch.tokens.max()) >= parameters.vocab_size:
                 raise EngineError(f"a token id is outside the vocabulary of {parameters.vocab_size:,}", reason="token")
         elif batch.hidden is None or batch.hidden.shape != (count, parameters.width):
-            raise EngineError(
-                f"the stage needs hidden states of shape ({count}, {parameters.width})", reason="batch"
-            )
+            raise EngineError(f"the stage needs hidden states of shape ({count}, {parameters.width})", reason="batch")
 
     def _output(self, batch: StageBatch, stage: DeviceStage) -> StageOutput:
         """Logits of the rows that want them, and a token for each segment that wants one."""

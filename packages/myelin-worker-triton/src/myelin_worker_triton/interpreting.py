@@ -11,8 +11,8 @@ from typing import Any
 def speed_up() -> None:
     """Replace each module's functions once in a kernel's run. Twice is fine; an interpreter that works otherwise is left
     alone."""
-    from triton import language
-    from triton.runtime import interpreter
+    from triton import language  # type: ignore[import-untyped]  # Triton has no types
+    from triton.runtime import interpreter  # type: ignore[import-untyped]  # Triton has no types
 
     patch = getattr(interpreter, "_patch_lang", None)
     if patch is None or getattr(interpreter, "_myelin_replaces_once", False):

@@ -61,5 +61,3 @@ def planned_bytes(shard: ShardReader) -> int:
         else:
             total += 4 * math.prod(info.shape)
     return total
-
-

@@ -254,6 +254,7 @@ def launch_gate_up(
         BLOCK=tuning.block,
         USE_ASM=tuning.use_asm,
         num_warps=tuning.wide_warps,
+        **({"maxnreg": tuning.most_registers} if tuning.most_registers else {}),
     )
 
 
@@ -458,7 +459,7 @@ def launch_attend(
         PAGES_A_SPLIT=tuning.pages_a_split,
         SHARED_PADDED=power_of_two(heads.shared, tuning.least_shared),
         **_head_constants(tuning, heads, cache, places, norms is not None),
-        num_warps=tuning.attention_warps,
+        num_warps=tuning.attention_warps * (1 if cache.kind == "f16" else 2),
     )
     if not heads.whole_groups:
         launch_quantise(tuning, result, qkv.shape[0])
@@ -635,7 +636,7 @@ def launch_attend_runs(
         CAP=heads.cap > 0,
         RUN=runs.size,
         **{name: constants[name] for name in names},
-        num_warps=tuning.attention_warps,
+        num_warps=tuning.attention_warps * (1 if cache.kind == "f16" else 2),
     )
 
 

@@ -100,6 +100,8 @@ def repack(kind: str, rows: int, columns: int, chunks: Iterable[Tensor], device:
     parts: list[Tensor] = []
     first = 0
     for chunk in chunks:
+        if not chunk.shape[0]:
+            continue
         raw = chunk.to(device, non_blocking=True)
         end = first + raw.shape[0]
         if layout.plain:

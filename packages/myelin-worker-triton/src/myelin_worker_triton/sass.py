@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from myelin_worker_triton import operators as op
+from myelin_worker_triton.budgets import BUDGETS, H200_INSTRUCTIONS_PER_BYTE, LAUNCHES_PER_LAYER
 from myelin_worker_triton.layouts import LAYOUTS, Plain, Scales
 from myelin_worker_triton.planes import Matrix, plane_strides
 from myelin_worker_triton.tuning import NVIDIA, Tuning
@@ -125,9 +126,9 @@ _TYPES = {
 
 def compile_launch(launch: Launch, target: str) -> Any:
     """Triton's compiled kernel of a launch, specialised as its launcher would."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    import triton  # type: ignore[import-untyped]  # Triton has no types
+    from triton.backends.compiler import GPUTarget  # type: ignore[import-untyped]  # Triton has no types
+    from triton.compiler import ASTSource  # type: ignore[import-untyped]  # Triton has no types
 
     names = list(launch.kernel.arg_names)
     signature: dict[str, str] = {}
@@ -158,19 +159,19 @@ def compile_launch(launch: Launch, target: str) -> Any:
 
 
 def _tool(name: str) -> str:
-    import triton
+    import triton  # type: ignore[import-untyped]  # Triton has no types
 
     return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)
 
 
 def usage(cubin: bytes) -> dict[str, int]:
-    """``REG``, ``STACK``, ``SHARED``, ``LOCAL`` of a kernel, by cuobjdump."""
+    """``REG`` and ``STACK`` of a kernel, by cuobjdump."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
         command = [_tool("cuobjdump"), "-res-usage", str(path)]
         text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
-    return {name: int(value) for name, value in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", text)}
+    return {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", text)}
 
 
 def disassemble(cubin: bytes) -> list[str]:
@@ -286,9 +287,9 @@ def record_gate_up(tuning: Tuning, kind: str, columns: int = 1) -> Launch:
     return launches[0]
 
 
-def record_qkv(tuning: Tuning, kinds: tuple[str, str, str], columns: int = 1) -> Launch:
-    """Queries, keys and values, with the norm before."""
-    sizes = (4096, 1024, 1024)
+def record_qkv(tuning: Tuning, kinds: Sequence[str], columns: int = 1) -> Launch:
+    """Queries with keys, and values, of two types, with the norm before."""
+    sizes = (5120, 1024)
     with recording() as launches:
         op.launch_project(
             tuning,
@@ -301,72 +302,75 @@ def record_qkv(tuning: Tuning, kinds: tuple[str, str, str], columns: int = 1) ->
     return launches[0]
 
 
-def record_attend(tuning: Tuning, kv: str) -> list[Launch]:
-    """Attention of one row of an 8B model's shape, and putting a row into the cache."""
-    heads = op.HeadShape(32, 8, 128, 128, 128, False, 1e-5, 0.088)
-    pages = 64
-    shape = (pages, 8, tuning.page, 128)
+_HEADS = op.HeadShape(32, 8, 128, 128, 128, False, 1e-5, 0.088)
+"""Of an 8B model."""
+
+
+def record_attention(tuning: Tuning, kv: str) -> dict[str, Launch]:
+    """Attention of one row, and of a run, with what belongs to it."""
+    heads, pages, count = _HEADS, 64, 64
+    shape = (pages, heads.kv_heads, tuning.page, heads.head)
     dtype = {"f16": torch.float16, "f32": torch.float32, "q8_0": torch.int8}[kv]
-    half = torch.empty((*shape[:3], 4), dtype=torch.float16, device="meta")
+    half = torch.empty((*shape[:3], heads.head // 32), dtype=torch.float16, device="meta")
     cache = op.LayerCache(
         kv, torch.empty(shape, dtype=dtype, device="meta"), torch.empty(shape, dtype=dtype, device="meta"), half, half
     )
-    rows = torch.empty(1, dtype=torch.int32, device="meta")
-    places = op.Places(rows, rows, torch.empty((4, pages), dtype=torch.int32, device="meta"))
-    angles = op.Angles(_floats(4096, 64), _floats(4096, 64))
-    qkv = _floats(1, heads.row)
-    scratch = op.Splits.of(tuning, heads, 1, 16, "meta")
+    numbers = torch.empty(count, dtype=torch.int32, device="meta")
+    places = op.Places(numbers, numbers, torch.empty((4, pages), dtype=torch.int32, device="meta"))
+    angles = op.Angles(_floats(4096, heads.rope_dims // 2), _floats(4096, heads.rope_dims // 2))
+    qkv = _floats(count, heads.row)
+    scratch = op.Splits.of(tuning, heads, count, 16, "meta")
+    result = op.Activations.of(count, heads.output, "meta")
+    runs = op.Runs(numbers[:2], numbers[:2], tuning.prefill_run)
     with recording() as launches:
         op.launch_attend(
-            tuning,
-            heads,
-            qkv,
-            places,
-            cache,
-            angles,
-            None,
-            scratch,
-            op.Activations.of(1, heads.output, "meta"),
-            window=0,
-            splits=16,
-            store=True,
+            tuning, heads, qkv, places, cache, angles, None, scratch, result, window=0, splits=16, store=True
         )
-        op.launch_store_rows(tuning, heads, qkv, places, cache, angles, None)
-    return launches
+        op.launch_attend_runs(tuning, heads, qkv, places, runs, cache, angles, None, result.plain, window=0)
+    return {launch.name: launch for launch in launches}
 
 
-def record_others(tuning: Tuning) -> list[Launch]:
+def record_tiled(tuning: Tuning, kind: str) -> Launch:
+    """A tiled product of 512 rows."""
+    with recording() as launches:
+        op.launch_tiled(tuning, op.Halves.of(512, 4096, "meta"), matrix(kind, 4096, 4096), _floats(512, 4096), 512)
+    return launches[0]
+
+
+def record_others(tuning: Tuning) -> dict[str, Launch]:
     """The kernels that are neither projections nor attention."""
     with recording() as launches:
         op.launch_quantise(tuning, op.Activations.of(4, 4096, "meta"), 4)
         op.launch_add_normalised(tuning, _floats(4, 4096), _floats(4, 4096), _floats(4096), _floats(4, 4096), 1e-5)
-        op.launch_embed(
-            tuning,
-            torch.empty(4, dtype=torch.int32, device="meta"),
-            matrix("Q6_K", 128256, 4096),
-            1.0,
-            _floats(4, 4096),
-        )
+        op.launch_half_rows(tuning, _floats(4, 4096), op.Halves.of(4, 4096, "meta"), 4, norm=_floats(4096))
         op.launch_choose(tuning, _floats(4, 128256))
-    return launches
+    return {launch.name: launch for launch in launches}
 
 
-def measure(launch: Launch, target: str, name: str, kind: str, tuning: Tuning) -> Report:
+def record_embed(tuning: Tuning, kind: str) -> Launch:
+    """Four tokens' embeddings."""
+    tokens = torch.empty(4, dtype=torch.int32, device="meta")
+    with recording() as launches:
+        op.launch_embed(tuning, tokens, matrix(kind, 128256, 4096), 1.0, _floats(4, 4096))
+    return launches[0]
+
+
+def measure(launch: Launch, target: str, name: str, kind: str) -> Report:
     """Compile a launch and look at its code."""
-    cubin = compile_launch(launch, target).asm["cubin"]
+    compiled = compile_launch(launch, target)
+    cubin = compiled.asm["cubin"]
     lines = disassemble(cubin)
     used = usage(cubin)
     per_weight: float | None = None
     width = load_bits(lines)
-    if kind and name not in ("embed",):
+    if "REPEAT" in launch.constants:
         plain = LAYOUTS[kind.split("+")[0]].plain
-        repeat = int(launch.constants["REPEAT"])
+        repeat, columns = int(launch.constants["REPEAT"]), int(launch.constants["COLUMNS"])
         elements = 32 if not plain else 4 if plain is Plain.F32 else 8
-        found = weight_loop(lines, repeat * elements, int(launch.constants["COLUMNS"]), "FFMA" if plain else "IDP")
+        found = weight_loop(lines, repeat * elements, columns, "FFMA" if plain else "IDP")
         if found is not None:
             per_weight, loop = found
             width = load_bits(loop)
-    spills = sum(bool(re.search(r"\b(LDL|STL)\b", line.replace(".", " "))) for line in lines)
     return Report(
         name,
         kind,
@@ -374,33 +378,74 @@ def measure(launch: Launch, target: str, name: str, kind: str, tuning: Tuning) -
         None if per_weight is None else round(per_weight, 3),
         used.get("REG", 0),
         used.get("STACK", 0),
-        spills,
-        used.get("SHARED", 0),
+        sum(bool(re.search(r"\b(LDL|STL)\b", line)) for line in lines),
+        int(compiled.metadata.shared),
         width,
     )
 
 
 def cases(tuning: Tuning = NVIDIA) -> Iterator[tuple[str, str, Launch]]:
-    """Every kernel that is measured: its name, the type of its weights, its launch."""
-    for kind in LAYOUTS:
-        yield "project", kind, record_project(tuning, kind)
-    for kind in ("Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "MXFP4", "F16"):
-        yield "gate_up", kind, record_gate_up(tuning, kind)
-    yield "project×8", "Q4_K", record_project(tuning, "Q4_K", 8)
-    yield "gate_up×8", "Q4_K", record_gate_up(tuning, "Q4_K", 8)
-    yield "qkv", "Q4_K+Q4_K+Q6_K", record_qkv(tuning, ("Q4_K", "Q4_K", "Q6_K"))
-    for kv in op.KV_KINDS:
-        for launch in record_attend(tuning, kv):
-            yield f"{launch.name}/{kv}", "", launch
-    for launch in record_others(tuning):
-        yield launch.name, "", launch
+    """Every kernel of the table of budgets: its name, its type, its launch."""
+    attention = {kv: record_attention(tuning, kv) for kv in op.KV_KINDS}
+    others = record_others(tuning)
+    for name, kind in BUDGETS:
+        if name == "qkv":
+            yield name, kind, record_qkv(tuning, kind.split("+"))
+        elif name in ("project", "project×8"):
+            yield name, kind, record_project(tuning, kind, 8 if "×" in name else 1)
+        elif name in ("gate_up", "gate_up×8"):
+            yield name, kind, record_gate_up(tuning, kind, 8 if "×" in name else 1)
+        elif name == "tiled":
+            yield name, kind, record_tiled(tuning, kind)
+        elif name == "embed":
+            yield name, kind, record_embed(tuning, kind)
+        else:
+            yield name, kind, attention[kind or "f16"].get(name) or others[name]
 
 
 def table(targets: Sequence[str] = tuple(TARGETS)) -> list[Report]:
     """Compile and measure everything."""
-    return [
-        measure(launch, target, name, kind, NVIDIA) for name, kind, launch in cases() for target in targets
+    return [measure(launch, target, name, kind) for name, kind, launch in cases() for target in targets]
+
+
+def markdown(reports: Sequence[Report], triton_version: str) -> str:
+    """``docs/kernels.md``."""
+    lines = [
+        "# Kernels of the Triton engine",
+        "",
+        f"Written by `python -m myelin_worker_triton.sass --markdown` with Triton {triton_version}; `tests/sass` holds it true.",
+        "",
+        "Nothing here was measured on a GPU: these are counts in machine code that was compiled without one. A decode step of",
+        f"a layer is at most {LAUNCHES_PER_LAYER} launches. Instructions are those of the inner loop for one weight (with `×8`:",
+        "for one weight and eight columns), loads and addresses included. *Limit* is what an H200 can issue in the time in",
+        "which a weight's bytes arrive: a kernel below it is bound by memory, not by instructions.",
+        "",
+        "| kernel | type | bytes per weight | limit | instructions per weight: sm_80 | sm_90 | budget | registers | shared bytes "
+        "| widest load |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
+    found = {(report.kernel, report.type, report.target): report for report in reports}
+    for (name, kind), budget in BUDGETS.items():
+        per_target = [found.get((name, kind, target)) for target in TARGETS]
+        known = [report for report in per_target if report is not None]
+        size = max((LAYOUTS[part].bytes_per_weight for part in kind.split("+") if part in LAYOUTS), default=None)
+        weighs = budget.instructions_per_weight is not None and size is not None
+        cells = [name, kind or "–"]
+        cells += (
+            [f"{size:.3f}", f"{size * H200_INSTRUCTIONS_PER_BYTE:.1f}"] if weighs and size is not None else ["–", "–"]
+        )
+        cells += [_number(report.instructions_per_weight if report else None) for report in per_target]
+        cells.append(_number(budget.instructions_per_weight))
+        cells += [" / ".join(str(report.registers) for report in known)]
+        cells += [" / ".join(str(report.shared_bytes) for report in known)]
+        cells += [f"{min(report.load_bits for report in known)} bits" if known else "–"]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "No kernel spills registers or uses a stack.", ""]
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -410,6 +455,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     parser = argparse.ArgumentParser(prog="python -m myelin_worker_triton.sass", description=__doc__.split("\n")[0])
     parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
+    parser.add_argument("--markdown", action="store_true", help="docs/kernels.md")
     parser.add_argument("--target", action="append", choices=sorted(TARGETS), help="default: all")
     parser.add_argument("--dump", nargs=2, metavar=("KERNEL", "TYPE"), help="print one kernel's inner loop")
     given = parser.parse_args(arguments)
@@ -421,7 +467,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print("\n\n".join("\n".join(loop) for loop in inner_loops(lines)))
         return 0
     reports = table(targets)
-    if given.json:
+    if given.markdown:
+        import triton  # type: ignore[import-untyped]  # Triton has no types
+
+        print(markdown(reports, triton.__version__), end="")
+    elif given.json:
         print(json.dumps([asdict(report) for report in reports], indent=1))
     else:
         for report in reports:

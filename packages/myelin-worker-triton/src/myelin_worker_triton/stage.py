@@ -17,6 +17,7 @@ may depend on it, the projections become tiled matrix products (``kernels/prefil
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -220,13 +221,13 @@ class DeviceStage:
         weights: Weights,
         angles: tuple[op.Angles, op.Angles],
         device: torch.device | str,
-        ) -> None:
+    ) -> None:
         self.tuning, self.shape, self.weights, self.angles = tuning, shape, weights, angles
         self.device = torch.device(device)
         self._tiles: Tiles | None = None
         rows, heads = scratch_rows(shape), shape.heads
-        floats = {"dtype": torch.float32, "device": self.device}
-        ints = {"dtype": torch.int32, "device": self.device}
+        floats: dict[str, Any] = {"dtype": torch.float32, "device": self.device}
+        ints: dict[str, Any] = {"dtype": torch.int32, "device": self.device}
         self.x = torch.zeros((rows, shape.width), **floats)
         self._other = torch.zeros((rows, shape.width), **floats) if shape.post_norms else self.x
         self._block = torch.zeros((rows, shape.width), **floats) if shape.post_norms else self.x
@@ -253,7 +254,7 @@ class DeviceStage:
         scaled = kind == "q8_0"
         keys = torch.zeros((*shape, heads.head), dtype=dtype, device=self.device)
         values = torch.zeros((*shape, heads.value), dtype=dtype, device=self.device)
-        half = {"dtype": torch.float16, "device": self.device}
+        half: dict[str, Any] = {"dtype": torch.float16, "device": self.device}
         return op.LayerCache(
             kind,
             keys,

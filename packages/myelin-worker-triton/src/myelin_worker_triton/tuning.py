@@ -22,7 +22,8 @@ class Tuning:
         page: Positions of a page of keys and values.
         pages_a_split: Pages of a split of the context.
         least_shared: Least number of query heads in a tile (what ``tl.dot`` takes).
-        attention_warps: Warps of an attention program.
+        attention_warps: Warps of an attention program; twice as many where keys and values must be unpacked.
+        most_registers: What a thread of gate and up may have where the compiler would rather spill; 0 leaves it to it.
         multiprocessors: Of the device.
         programs: Programs that are started for each multiprocessor at most.
         vocabulary_block: Logits that a sampling program looks at.
@@ -44,6 +45,7 @@ class Tuning:
     pages_a_split: int = 4
     least_shared: int = 16
     attention_warps: int = 4
+    most_registers: int = 0
     multiprocessors: int = 132
     programs: int = 4
     vocabulary_block: int = 4096
@@ -56,7 +58,7 @@ class Tuning:
         return dict(self.repeat)[columns]
 
 
-NVIDIA = Tuning(use_asm=True)
+NVIDIA = Tuning(use_asm=True, most_registers=255)
 """Compute capability 8.0 and later."""
 
 AMD = Tuning(use_asm=False, groups=64)
@@ -83,7 +85,7 @@ INTERPRETER = Tuning(
 
 def interpreted() -> bool:
     """Whether Triton runs its interpreter (``TRITON_INTERPRET=1`` when it was imported)."""
-    import triton
+    import triton  # type: ignore[import-untyped]  # Triton has no types
 
     return bool(triton.knobs.runtime.interpret)
 

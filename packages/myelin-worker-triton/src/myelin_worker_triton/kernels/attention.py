@@ -10,6 +10,10 @@ output projection. With ``STORE`` (every sequence has one row in the batch) the 
 row's own key and value into the cache; otherwise ``store_rows`` has done that.
 """
 
+# Triton's language is not typed Python, and writes constants in capitals.
+# mypy: ignore-errors
+# ruff: noqa: N803, N806
+
 import triton
 import triton.language as tl
 
@@ -50,7 +54,17 @@ def _store(
     place = (page * KV_HEADS + kv_head) * PAGE + position % PAGE
     one = tl.arange(0, 1)
     key = rotated(
-        qkv + (N_HEADS + kv_head) * HEAD + one, one == 0, k_weight, cosines, sines, epsilon, HEAD, HEAD_PADDED, DIMS, HALVES, NORM
+        qkv + (N_HEADS + kv_head) * HEAD + one,
+        one == 0,
+        k_weight,
+        cosines,
+        sines,
+        epsilon,
+        HEAD,
+        HEAD_PADDED,
+        DIMS,
+        HALVES,
+        NORM,
     )
     keep(key, k_cache, k_scales, place, HEAD, HEAD_PADDED, KV_KIND)
     e = one[:, None] + tl.arange(0, VALUE_PADDED)[None, :]

@@ -4,6 +4,10 @@
 ``merge`` joins the blocks of a row: ``log-probability = -log(sum e^(logit - maximum))``.
 """
 
+# Triton's language is not typed Python, and writes constants in capitals.
+# mypy: ignore-errors
+# ruff: noqa: N803, N806
+
 import triton
 import triton.language as tl
 

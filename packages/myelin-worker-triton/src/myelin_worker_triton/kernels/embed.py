@@ -1,5 +1,9 @@
 """Single elements of a matrix in planes, and with them the token embedding."""
 
+# Triton's language is not typed Python, and writes constants in capitals.
+# mypy: ignore-errors
+# ruff: noqa: N803, N806
+
 import triton
 import triton.language as tl
 

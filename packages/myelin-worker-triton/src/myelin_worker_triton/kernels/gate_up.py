@@ -4,6 +4,10 @@ A program takes the same ``REPEAT * ROWS`` rows (a multiple of 32) of both matri
 what they give. Activations: SiLU, ``g / (1 + e^-g)``; GELU in its tanh form.
 """
 
+# Triton's language is not typed Python, and writes constants in capitals.
+# mypy: ignore-errors
+# ruff: noqa: N803, N806
+
 import triton
 import triton.language as tl
 
@@ -88,7 +92,23 @@ def gate_up(
     """
     TILE: tl.constexpr = REPEAT * ROWS
     prepare(
-        x, y, post_weight, x_out, weight, xq, xd, xi, xf, epsilon, K, X_STRIDE, POST, WANT_INT8, WANT_FLOAT, COLUMNS, BLOCK
+        x,
+        y,
+        post_weight,
+        x_out,
+        weight,
+        xq,
+        xd,
+        xi,
+        xf,
+        epsilon,
+        K,
+        X_STRIDE,
+        POST,
+        WANT_INT8,
+        WANT_FLOAT,
+        COLUMNS,
+        BLOCK,
     )
     words = xq.to(tl.pointer_type(tl.int32), bitcast=True)
     for tile in range(tl.program_id(0), tl.cdiv(rows, TILE), tl.num_programs(0)):

@@ -8,6 +8,10 @@ Keys and values of a layer: ``[pages, kv heads, PAGE, size]``, in float16, float
 each 32 elements (``[pages, kv heads, PAGE, size / 32]``). A sequence's pages are listed in a table.
 """
 
+# Triton's language is not typed Python, and writes constants in capitals.
+# mypy: ignore-errors
+# ruff: noqa: N803, N806
+
 import triton
 import triton.language as tl
 

@@ -4,6 +4,10 @@ Each has a twin in plain Triton, exact to the bit, which is what an interpreter 
 (``USE_ASM=False``).
 """
 
+# Triton's language is not typed Python, and writes constants in capitals.
+# mypy: ignore-errors
+# ruff: noqa: N803, N806
+
 import triton
 import triton.language as tl
 

@@ -10,6 +10,10 @@ follows does all of it for itself and writes the same bytes to the same place, t
 has written: that costs a few instructions a column, where a kernel of its own would cost a launch.
 """
 
+# Triton's language is not typed Python, and writes constants in capitals.
+# mypy: ignore-errors
+# ruff: noqa: N803, N806
+
 import triton
 import triton.language as tl
 

@@ -5,6 +5,10 @@ to float16 tile by tile, and products are added in float32. That rounds otherwis
 do, and is nearer to the exact product.
 """
 
+# Triton's language is not typed Python, and writes constants in capitals.
+# mypy: ignore-errors
+# ruff: noqa: N803, N806
+
 import triton
 import triton.language as tl
 

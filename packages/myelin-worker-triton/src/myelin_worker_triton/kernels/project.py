@@ -5,6 +5,10 @@ Programs take tiles of ``REPEAT * ROWS`` rows, tile after tile, those of the fir
 (``cap * tanh(v / cap)``).
 """
 
+# Triton's language is not typed Python, and writes constants in capitals.
+# mypy: ignore-errors
+# ruff: noqa: N803, N806
+
 import triton
 import triton.language as tl
 
@@ -182,7 +186,23 @@ def project(
     """
     if PREPARE:
         prepare(
-            x, y, post_weight, x_out, weight, xq, xd, xi, xf, epsilon, K, X_STRIDE, POST, WANT_INT8, WANT_FLOAT, COLUMNS, BLOCK
+            x,
+            y,
+            post_weight,
+            x_out,
+            weight,
+            xq,
+            xd,
+            xi,
+            xf,
+            epsilon,
+            K,
+            X_STRIDE,
+            POST,
+            WANT_INT8,
+            WANT_FLOAT,
+            COLUMNS,
+            BLOCK,
         )
     words = xq.to(tl.pointer_type(tl.int32), bitcast=True)
     tiles_a = tl.cdiv(rows_a, REPEAT * ROWS)

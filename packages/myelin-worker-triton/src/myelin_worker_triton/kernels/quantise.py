@@ -5,6 +5,10 @@ and the sums of the ``p`` of both halves of 16. Stored are ``p`` (``int8[K]``), 
 both sums in one word (``int32[K / 32]``, the first half's below).
 """
 
+# Triton's language is not typed Python, and writes constants in capitals.
+# mypy: ignore-errors
+# ruff: noqa: N803, N806
+
 import triton
 import triton.language as tl
 

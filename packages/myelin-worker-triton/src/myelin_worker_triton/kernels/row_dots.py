@@ -14,6 +14,10 @@ thread keeps one float32 sum for each of its ``REPEAT * COLUMNS`` pairs of rows 
 threads at the very end. So what a column gives depends on nothing but its own activations and ``GROUPS``.
 """
 
+# Triton's language is not typed Python, and writes constants in capitals.
+# mypy: ignore-errors
+# ruff: noqa: N803, N806
+
 import triton
 import triton.language as tl
 
