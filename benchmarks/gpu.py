@@ -3,12 +3,13 @@
     python benchmarks/gpu.py [--json results.json] [--quick]      on a machine with a GPU; meant to take under 8 minutes
     python benchmarks/gpu.py --dry-run                            anywhere, in Triton's interpreter: all but the numbers
 
-Needs torch, triton, numpy and the package ``myelin-worker-triton`` (its source folder beside this one will do); no network,
-no model: weights are random planes. Whatever goes wrong is said, counted and passed over; the exit code is then 1.
+Needs torch, triton, numpy and the package ``myelin-worker-triton`` (its source folder beside this one will do); no
+network, no model: weights are random planes. Whatever goes wrong is said, counted and passed over; the exit code is
+then 1.
 
-Checked are all types against float64, attention against float64, and tiled products. Timed are kernels (as a share of the
-bandwidth of a copy, measured first) and whole steps of stages shaped like Llama 1B, 8B and ten layers of 70B: decoding at
-batch 1, 4 and 8 with contexts of 0, 4096 and 32768, prompts of 512 and 4096 tokens.
+Checked are all types against float64, attention against float64, and tiled products. Timed are kernels (as a share of
+the bandwidth of a copy, measured first) and whole steps of stages shaped like Llama 1B, 8B and ten layers of 70B:
+decoding at batch 1, 4 and 8 with contexts of 0, 4096 and 32768, prompts of 512 and 4096 tokens.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ TINY = (Model("tiny", 1, 256, 4, 2, 64, 256, 300),)
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is run: models, batches, contexts, prompts, shape of the timed matrix, least seconds of a timing, and rows
-    of a prompt at once."""
+    """How much is run: models, batches, contexts, prompts, shape of the timed matrix, least seconds of a timing, and
+    rows of a prompt at once."""
 
     models: tuple[Model, ...]
     batches: tuple[int, ...]

@@ -1,7 +1,7 @@
 """The engine in Triton's interpreter on whole synthetic models, against the reference engine.
 
-The interpreter takes about a second for a step that a GPU does in microseconds, so what :class:`EngineCompliance` asks is
-asked here of short prompts. ``MYELIN_WHOLE_COMPLIANCE=1`` runs the class as it is, which takes an hour.
+The interpreter takes about a second for a step that a GPU does in microseconds, so what :class:`EngineCompliance` asks
+is asked here of short prompts. ``MYELIN_WHOLE_COMPLIANCE=1`` runs the class as it is, which takes an hour.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What each kernel may cost, in one table; ``tests/sass`` holds the compiled kernels to it.
 
-Instructions per weight are of one column. The limit of a chip is where its instruction rate meets its bandwidth: an H200
-issues 4 × 32 instructions a cycle on each of 132 multiprocessors at 1.755 GHz, and reads 4.8 TB/s, which makes 6.2
+Instructions per weight are of one column. The limit of a chip is where its instruction rate meets its bandwidth: an
+H200 issues 4 × 32 instructions a cycle on each of 132 multiprocessors at 1.755 GHz, and reads 4.8 TB/s, which makes 6.2
 instructions a byte; a kernel that needs fewer for its bytes is bound by memory.
 """
 

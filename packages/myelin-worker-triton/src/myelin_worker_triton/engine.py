@@ -1,4 +1,5 @@
-"""The engine: Myelin's contract over :class:`~myelin_worker_triton.stage.DeviceStage`. See ``README.md`` for the outline."""
+"""The engine: Myelin's contract over :class:`~myelin_worker_triton.stage.DeviceStage`. See ``README.md`` for the
+outline."""
 
 from __future__ import annotations
 
@@ -192,8 +193,8 @@ class TritonEngine:
         total = weights + cache + scratch
         if bound and total > bound:
             raise EngineError(
-                f"the stage needs {total:,} bytes ({weights:,} of weights, {cache:,} of keys and values, {scratch:,} of "
-                f"scratch), but may use {bound:,}",
+                f"the stage needs {total:,} bytes ({weights:,} of weights, {cache:,} of keys and values, {scratch:,} "
+                f"of scratch), but may use {bound:,}",
                 "Use more stages, a shorter context, or fewer sequences.",
                 reason="memory",
             )

@@ -1,8 +1,8 @@
 """CUDA graphs of decode steps: one for each number of columns and power of two of splits.
 
-A graph replays the launches of :meth:`~myelin_worker_triton.stage.DeviceStage.run`, which read their input from fixed buffers
-and leave their result where they found it. The grid of attention covers the largest number of splits of its graph; programs
-beyond a row's context end at once.
+A graph replays the launches of :meth:`~myelin_worker_triton.stage.DeviceStage.run`, which read their input from fixed
+buffers and leave their result where they found it. The grid of attention covers the largest number of splits of its
+graph; programs beyond a row's context end at once.
 """
 
 from __future__ import annotations

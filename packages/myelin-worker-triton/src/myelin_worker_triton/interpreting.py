@@ -1,5 +1,5 @@
-"""Triton's interpreter, made faster: it replaces the functions of ``triton.language`` anew at each call of a device function,
-though they still are what earlier calls made of them. For tests; nothing of it is used on a GPU.
+"""Triton's interpreter, made faster: it replaces the functions of ``triton.language`` anew at each call of a device
+function, though they still are what earlier calls made of them. For tests; nothing of it is used on a GPU.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import Any
 
 
 def speed_up() -> None:
-    """Replace each module's functions once in a kernel's run. Twice is fine; an interpreter that works otherwise is left
-    alone."""
+    """Replace each module's functions once in a kernel's run. Twice is fine; an interpreter that works otherwise is
+    left alone."""
     from triton import language  # type: ignore[import-untyped]  # Triton has no types
     from triton.runtime import interpreter  # type: ignore[import-untyped]  # Triton has no types
 
@@ -48,4 +48,4 @@ def speed_up() -> None:
         return everything
 
     interpreter._patch_lang = patch_once
-    interpreter._myelin_replaces_once = True  # type: ignore[attr-defined]  # our own mark
+    interpreter._myelin_replaces_once = True  # our own mark

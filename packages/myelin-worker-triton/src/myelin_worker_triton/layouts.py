@@ -1,7 +1,7 @@
 """How each tensor type lies in a GPU's memory: the table that repacking, kernels, oracles and documentation share.
 
-A quantized matrix is kept as *planes*, each a contiguous ``int32`` (or ``int16``) array with one row for each row of the
-matrix, cut into groups of 32 elements ``e[0..31]``:
+A quantized matrix is kept as *planes*, each a contiguous ``int32`` (or ``int16``) array with one row for each row of
+the matrix, cut into groups of 32 elements ``e[0..31]``:
 
 ======================  ==============  ===============================================================================
 plane                   words a group   content
@@ -16,8 +16,8 @@ scales                  see Scales      float16 numbers, divided by the matrix's
 ======================  ==============  ===============================================================================
 
 so that a GPU thread reads a group with one 128-bit load, and a word's four bytes meet four consecutive activations in
-one integer dot product. Unquantized matrices of 16 bits hold element ``i`` and element ``i + columns / 2`` in word ``i``.
-Imports nothing heavy.
+one integer dot product. Unquantized matrices of 16 bits hold element ``i`` and element ``i + columns / 2`` in word
+``i``. Imports nothing heavy.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ def load_matrix(shard: ShardReader, names: Sequence[str], device: torch.device) 
 
 
 def _pieces(shard: ShardReader, name: str, device: torch.device) -> Iterator[torch.Tensor]:
-    """The tensor's rows in pieces, the next one being read meanwhile. Memory is pinned where that lets copies overlap."""
+    """The tensor's rows in pieces, the next one being read meanwhile. Memory is pinned where that lets copies
+    overlap."""
     rows = math.prod(shard.info(name).shape[:-1])
     at_once = max(1, PIECE_BYTES // shard.info(name).row_bytes)
 

@@ -460,6 +460,7 @@ def launch_attend(
         SHARED_PADDED=power_of_two(heads.shared, tuning.least_shared),
         **_head_constants(tuning, heads, cache, places, norms is not None),
         num_warps=tuning.attention_warps * (1 if cache.kind == "f16" else 2),
+        **({"maxnreg": tuning.most_registers} if tuning.most_registers else {}),
     )
     if not heads.whole_groups:
         launch_quantise(tuning, result, qkv.shape[0])
@@ -600,7 +601,8 @@ def launch_attend_runs(
     *,
     window: int,
 ) -> None:
-    """Store every row, then attention run by run: see ``kernels/prefill.py``. Queries in ``qkv`` are rotated in place."""
+    """Store every row, then attention run by run: see ``kernels/prefill.py``. Queries in ``qkv`` are rotated in
+    place."""
     launch_store_rows(tuning, heads, qkv, places, cache, angles, norms)
     constants = _head_constants(tuning, heads, cache, places, norms is not None)
     rotation = {name: constants[name] for name in ("HEAD", "HEAD_PADDED", "DIMS", "HALVES", "NORM")}

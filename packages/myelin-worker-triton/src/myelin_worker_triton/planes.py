@@ -1,7 +1,8 @@
-"""Repacking GGUF rows into planes, wherever the tensor lies (torch, CPU or GPU), and the NumPy oracle that reads planes.
+"""Repacking GGUF rows into planes, wherever the tensor lies (torch, CPU or GPU), and the NumPy oracle that reads
+planes.
 
-The layouts are those of :mod:`myelin_worker_triton.layouts`; the block formats are ggml's (``ggml-common.h``). A matrix is
-never dequantised whole: codes stay codes, and only the scales of a group are multiplied out.
+The layouts are those of :mod:`myelin_worker_triton.layouts`; the block formats are ggml's (``ggml-common.h``). A
+matrix is never dequantised whole: codes stay codes, and only the scales of a group are multiplied out.
 """
 
 from __future__ import annotations
@@ -184,7 +185,8 @@ def _pack_bits(codes: Tensor, bits: int) -> Tensor:
     return packed.reshape(rows, -1).contiguous().view(torch.int32)
 
 
-# Unpacking blocks: codes uint8[rows, groups, 32], and scales float32[rows, numbers] in the order of the scale plane ----
+# Unpacking blocks: codes uint8[rows, groups, 32], and scales float32[rows, numbers] in the order of the scale plane
+# ----
 
 Unpacked = tuple[Tensor, Tensor]
 

@@ -1,8 +1,8 @@
 """Compile every kernel for real GPUs, without one, and count what its machine code does.
 
-``python -m myelin_worker_triton.sass --json`` prints one object for each kernel, type and target: ``{kernel, type, target,
-instructions_per_weight, registers, stack, spills, shared_bytes, load_bits}``; without ``--json`` a table. Kernels are
-compiled from the very launches of :mod:`myelin_worker_triton.operators`, recorded instead of run.
+``python -m myelin_worker_triton.sass --json`` prints one object for each kernel, type and target: ``{kernel, type,
+target, instructions_per_weight, registers, stack, spills, shared_bytes, load_bits}``; without ``--json`` a table.
+Kernels are compiled from the very launches of :mod:`myelin_worker_triton.operators`, recorded instead of run.
 
 Instructions per weight are those of the innermost loop over a row's groups, everything in it counted, divided by the
 weights that a thread consumes in one round of it.
@@ -159,7 +159,7 @@ def compile_launch(launch: Launch, target: str) -> Any:
 
 
 def _tool(name: str) -> str:
-    import triton  # type: ignore[import-untyped]  # Triton has no types
+    import triton
 
     return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)
 
@@ -413,15 +413,18 @@ def markdown(reports: Sequence[Report], triton_version: str) -> str:
     lines = [
         "# Kernels of the Triton engine",
         "",
-        f"Written by `python -m myelin_worker_triton.sass --markdown` with Triton {triton_version}; `tests/sass` holds it true.",
+        f"Written by `python -m myelin_worker_triton.sass --markdown` with Triton {triton_version};",
+        "`tests/sass` holds it true.",
         "",
-        "Nothing here was measured on a GPU: these are counts in machine code that was compiled without one. A decode step of",
-        f"a layer is at most {LAUNCHES_PER_LAYER} launches. Instructions are those of the inner loop for one weight (with `×8`:",
-        "for one weight and eight columns), loads and addresses included. *Limit* is what an H200 can issue in the time in",
-        "which a weight's bytes arrive: a kernel below it is bound by memory, not by instructions.",
+        "Nothing here was measured on a GPU: these are counts in machine code that was compiled without one.",
+        f"A decode step of a layer is at most {LAUNCHES_PER_LAYER} launches. Instructions are those of the inner loop",
+        "for one weight (with `×8`: for one weight and eight columns), loads and addresses included. *Limit* is what",
+        "an H200 can issue in the time in which a weight's bytes arrive: a kernel below it is bound by memory, not by",
+        "instructions.",
+        "Registers and shared bytes are of sm_80 / sm_90.",
         "",
-        "| kernel | type | bytes per weight | limit | instructions per weight: sm_80 | sm_90 | budget | registers | shared bytes "
-        "| widest load |",
+        "| kernel | type | bytes per weight | limit | instructions per weight: sm_80 | sm_90 | budget | registers "
+        "| shared bytes | widest load |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     found = {(report.kernel, report.type, report.target): report for report in reports}
@@ -451,7 +454,7 @@ def _number(value: float | None) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
-        print("TRITON_INTERPRET is set: there is nothing to compile", file=sys.stderr)
+        sys.stderr.write("TRITON_INTERPRET is set: there is nothing to compile" + "\n")
         return 2
     parser = argparse.ArgumentParser(prog="python -m myelin_worker_triton.sass", description=__doc__.split("\n")[0])
     parser.add_argument("--json", action="store_true", help="one JSON list on stdout")
@@ -464,18 +467,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, kind, launch in cases():
             if [name, kind] == given.dump:
                 lines = disassemble(compile_launch(launch, targets[-1]).asm["cubin"])
-                print("\n\n".join("\n".join(loop) for loop in inner_loops(lines)))
+                sys.stdout.write("\n\n".join("\n".join(loop) for loop in inner_loops(lines)) + "\n")
         return 0
     reports = table(targets)
     if given.markdown:
-        import triton  # type: ignore[import-untyped]  # Triton has no types
+        import triton
 
-        print(markdown(reports, triton.__version__), end="")
+        sys.stdout.write(markdown(reports, triton.__version__))
     elif given.json:
-        print(json.dumps([asdict(report) for report in reports], indent=1))
+        sys.stdout.write(json.dumps([asdict(report) for report in reports], indent=1) + "\n")
     else:
         for report in reports:
-            print("  ".join(f"{value if value is not None else '–':>14}" for value in asdict(report).values()))
+            cells = (f"{value if value is not None else '–':>14}" for value in asdict(report).values())
+            sys.stdout.write("  ".join(cells) + "\n")
     return 0
 
 

@@ -10,8 +10,8 @@ A layer is five launches for a batch of single rows (of different sequences)::
     gate_up     norm, quantise, gate and up, activation, quantise
     project     down, add to the residual
 
-Where rows of one sequence follow each other, ``store_rows`` comes before ``attend``; where there are many rows and results
-may depend on it, the projections become tiled matrix products (``kernels/prefill.py``).
+Where rows of one sequence follow each other, ``store_rows`` comes before ``attend``; where there are many rows and
+results may depend on it, the projections become tiled matrix products (``kernels/prefill.py``).
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class LayerWeights:
     Attributes:
         qkv: Queries, keys and values, one below the other in one to three matrices (neighbours of one type are one).
         matrices: ``attn_output``, ``ffn_gate``, ``ffn_up``, ``ffn_down``.
-        vectors: ``attn_norm``, ``ffn_norm``, and where the model has them ``qkv_bias``, ``attn_q_norm``, ``attn_k_norm``,
-            ``post_attention_norm``, ``post_ffw_norm``.
+        vectors: ``attn_norm``, ``ffn_norm``, and where the model has them ``qkv_bias``, ``attn_q_norm``,
+            ``attn_k_norm``, ``post_attention_norm``, ``post_ffw_norm``.
     """
 
     qkv: list[Matrix] = field(default_factory=list)
@@ -122,7 +122,7 @@ class Rows:
         return all(count == 1 for count in self.counts)
 
     def runs(self, size: int) -> NDArray[np.int32]:
-        """Rows that follow each other in a sequence, at most ``size`` together: ``int32[2, runs]``, first and number."""
+        """Rows following each other in a sequence, at most ``size`` together: first and number, ``int32[2, runs]``."""
         found: list[tuple[int, int]] = []
         first = 0
         for count in self.counts:

@@ -23,8 +23,8 @@ class Tuning:
         pages_a_split: Pages of a split of the context.
         least_shared: Least number of query heads in a tile (what ``tl.dot`` takes).
         attention_warps: Warps of an attention program; twice as many where keys and values must be unpacked.
-        most_registers: What a thread of gate and up may have where the compiler would rather spill; 0 leaves it to it.
-        multiprocessors: Of the device.
+        most_registers: What a thread of gate and up, or of attention, may have where the compiler would rather spill;
+        0 leaves it to it. multiprocessors: Of the device.
         programs: Programs that are started for each multiprocessor at most.
         vocabulary_block: Logits that a sampling program looks at.
         prefill_rows: Rows of a batch from which tiled matrix products are used, unless results must not depend on it.
@@ -80,7 +80,8 @@ INTERPRETER = Tuning(
     prefill_rows=24,
     prefill_tile=(64, 512, 256, 4),
 )
-"""The interpreter runs programs one after another, and each step of one as a NumPy call: few and large ones are fast."""
+"""The interpreter runs programs one after another, and each step of one as a NumPy call: few and large ones are
+fast."""
 
 
 def interpreted() -> bool:

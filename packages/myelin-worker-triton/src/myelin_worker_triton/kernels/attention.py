@@ -10,9 +10,9 @@ output projection. With ``STORE`` (every sequence has one row in the batch) the 
 row's own key and value into the cache; otherwise ``store_rows`` has done that.
 """
 
-# Triton's language is not typed Python, and writes constants in capitals.
+# Triton's language is not typed Python, writes constants in capitals, and has an `if` of its own for compile time.
 # mypy: ignore-errors
-# ruff: noqa: N803, N806
+# ruff: noqa: N803, N806, SIM102
 
 import triton
 import triton.language as tl
@@ -104,8 +104,10 @@ def store_rows(
     row = tl.program_id(0)
     position = tl.load(positions + row)
     _store(
-        qkv + row.to(tl.int64) * QKV_STRIDE, page_table, position, tl.load(slots + row), tl.program_id(1), k_cache, v_cache,
-        k_scales, v_scales, k_weight, cosines + position * (DIMS // 2), sines + position * (DIMS // 2), epsilon, N_HEADS,
+        qkv + row.to(tl.int64) * QKV_STRIDE, page_table, position, tl.load(slots + row), tl.program_id(1), k_cache,
+        v_cache,
+        k_scales, v_scales, k_weight, cosines + position * (DIMS // 2), sines + position * (DIMS // 2), epsilon,
+        N_HEADS,
         KV_HEADS, HEAD, HEAD_PADDED, VALUE, VALUE_PADDED, DIMS, HALVES, NORM, KV_KIND, PAGE, TABLE_STRIDE,
     )  # fmt: skip
 
@@ -165,8 +167,8 @@ def attend(
         k_cache, v_cache, k_scales, v_scales: The layer's, see ``heads.py``.
         q_weight, k_weight: ``float32[HEAD]`` with ``NORM``.
         cosines, sines: ``float32[positions, DIMS / 2]``.
-        part_values: ``float32[rows, KV_HEADS, max_splits, SHARED_PADDED, VALUE_PADDED]``; part_sums: the maxima and sums,
-            ``float32[rows, KV_HEADS, max_splits, 2, SHARED_PADDED]``; counters: ``int32[rows, KV_HEADS]``, zero.
+        part_values: ``float32[rows, KV_HEADS, max_splits, SHARED_PADDED, VALUE_PADDED]``; part_sums: the maxima and
+            sums, ``float32[rows, KV_HEADS, max_splits, 2, SHARED_PADDED]``; counters: ``int32[rows, KV_HEADS]``, zero.
         attended: ``float32[rows, X_STRIDE]``; xq, xd, xi: the same quantised, with ``QUANTISE``.
         window: Positions that a row sees, its own included; 0 is all.
         FLAT_PADDED: ``N_HEADS / KV_HEADS * VALUE``, to the next power of two.
@@ -239,7 +241,7 @@ def attend(
             best = tl.full([SHARED_PADDED], float("-inf"), tl.float32)
             total = tl.zeros([SHARED_PADDED], tl.float32)
             mixed = tl.zeros([SHARED_PADDED, VALUE_PADDED], tl.float32)
-            for other in range(0, n_splits):
+            for other in range(n_splits):
                 part_best = tl.load(part_sums + other * (2 * SHARED_PADDED) + shared)
                 part_total = tl.load(part_sums + other * (2 * SHARED_PADDED) + SHARED_PADDED + shared)
                 peak = tl.maximum(best, part_best)

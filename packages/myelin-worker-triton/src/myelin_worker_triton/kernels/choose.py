@@ -4,9 +4,9 @@
 ``merge`` joins the blocks of a row: ``log-probability = -log(sum e^(logit - maximum))``.
 """
 
-# Triton's language is not typed Python, and writes constants in capitals.
+# Triton's language is not typed Python, writes constants in capitals, and has an `if` of its own for compile time.
 # mypy: ignore-errors
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 
 import triton
 import triton.language as tl
@@ -28,7 +28,8 @@ def best(logits, values, tokens, sums, vocabulary, blocks, BLOCK: tl.constexpr):
 
 @triton.jit
 def merge(values, tokens, sums, chosen, logprobs, blocks, BLOCKS: tl.constexpr):
-    """Program ``row``; ``chosen`` int32[rows], ``logprobs`` float32[rows]; ``BLOCKS`` a power of two from ``blocks`` on."""
+    """Program ``row``; ``chosen`` int32[rows], ``logprobs`` float32[rows]; ``BLOCKS`` a power of two from ``blocks``
+    on."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, BLOCKS)
     mask = block < blocks

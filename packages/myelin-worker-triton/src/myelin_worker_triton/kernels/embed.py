@@ -1,6 +1,6 @@
 """Single elements of a matrix in planes, and with them the token embedding."""
 
-# Triton's language is not typed Python, and writes constants in capitals.
+# Triton's language is not typed Python, writes constants in capitals, and has an `if` of its own for compile time.
 # mypy: ignore-errors
 # ruff: noqa: N803, N806
 

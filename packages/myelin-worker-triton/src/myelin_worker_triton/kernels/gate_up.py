@@ -1,10 +1,10 @@
 """The first half of the feed-forward block in one launch: ``act(gate @ h) * (up @ h)``, quantised for the second half.
 
-A program takes the same ``REPEAT * ROWS`` rows (a multiple of 32) of both matrices, so that it can quantise whole groups of
-what they give. Activations: SiLU, ``g / (1 + e^-g)``; GELU in its tanh form.
+A program takes the same ``REPEAT * ROWS`` rows (a multiple of 32) of both matrices, so that it can quantise whole
+groups of what they give. Activations: SiLU, ``g / (1 + e^-g)``; GELU in its tanh form.
 """
 
-# Triton's language is not typed Python, and writes constants in capitals.
+# Triton's language is not typed Python, writes constants in capitals, and has an `if` of its own for compile time.
 # mypy: ignore-errors
 # ruff: noqa: N803, N806
 

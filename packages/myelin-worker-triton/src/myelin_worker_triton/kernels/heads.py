@@ -1,16 +1,16 @@
 """A head's query or key: normalised (Qwen 3, Gemma 3), rotated, and how keys and values lie in their pages.
 
-Element ``e`` with partner ``e'`` (``e ^ 1`` where pairs are interleaved, ``e ± dims / 2`` where they are halves) becomes
-``v[e] cos - v[e'] sin`` for the first of a pair and ``v[e] cos + v[e'] sin`` for the second; elements from ``dims`` on stay.
-Cosines and sines come from a table, ``float32[positions, dims / 2]`` each, computed in float64.
+Element ``e`` with partner ``e'`` (``e ^ 1`` where pairs are interleaved, ``e ± dims / 2`` where they are halves)
+becomes ``v[e] cos - v[e'] sin`` for the first of a pair and ``v[e] cos + v[e'] sin`` for the second; elements from
+``dims`` on stay. Cosines and sines come from a table, ``float32[positions, dims / 2]`` each, computed in float64.
 
 Keys and values of a layer: ``[pages, kv heads, PAGE, size]``, in float16, float32, or int8 with one float16 scale for
 each 32 elements (``[pages, kv heads, PAGE, size / 32]``). A sequence's pages are listed in a table.
 """
 
-# Triton's language is not typed Python, and writes constants in capitals.
+# Triton's language is not typed Python, writes constants in capitals, and has an `if` of its own for compile time.
 # mypy: ignore-errors
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 
 import triton
 import triton.language as tl

@@ -1,12 +1,13 @@
-"""Four signed or unsigned bytes times four signed bytes, and a table of 16 bytes: the two steps that need an instruction.
+"""Four signed or unsigned bytes times four signed bytes, and a table of 16 bytes: the two steps that need an
+instruction.
 
 Each has a twin in plain Triton, exact to the bit, which is what an interpreter or a GPU of another kind runs
 (``USE_ASM=False``).
 """
 
-# Triton's language is not typed Python, and writes constants in capitals.
+# Triton's language is not typed Python, writes constants in capitals, and has an `if` of its own for compile time.
 # mypy: ignore-errors
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 
 import triton
 import triton.language as tl

@@ -5,14 +5,14 @@
     x = x + y / sqrt(mean(y^2) + eps) * post_weight        only with POST (Gemma): y is the block's output
     h = x / sqrt(mean(x^2) + eps) * weight
 
-and ``h`` is quantised (``WANT_INT8``) or kept (``WANT_FLOAT``) in a scratch buffer. Every program of the projection that
-follows does all of it for itself and writes the same bytes to the same place, then reads back, after a barrier, what it
-has written: that costs a few instructions a column, where a kernel of its own would cost a launch.
+and ``h`` is quantised (``WANT_INT8``) or kept (``WANT_FLOAT``) in a scratch buffer. Every program of the projection
+that follows does all of it for itself and writes the same bytes to the same place, then reads back, after a barrier,
+what it has written: that costs a few instructions a column, where a kernel of its own would cost a launch.
 """
 
-# Triton's language is not typed Python, and writes constants in capitals.
+# Triton's language is not typed Python, writes constants in capitals, and has an `if` of its own for compile time.
 # mypy: ignore-errors
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 
 import triton
 import triton.language as tl

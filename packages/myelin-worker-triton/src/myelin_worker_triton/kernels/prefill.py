@@ -1,11 +1,11 @@
 """Many rows at once: tiled matrix products on tensor cores, and attention of a run of positions.
 
-Here activations are float16, each row divided by a scale of its own (its largest element becomes 256), weights are unpacked
-to float16 tile by tile, and products are added in float32. That rounds otherwise than the integer dot products of decoding
-do, and is nearer to the exact product.
+Here activations are float16, each row divided by a scale of its own (its largest element becomes 256), weights are
+unpacked to float16 tile by tile, and products are added in float32. That rounds otherwise than the integer dot
+products of decoding do, and is nearer to the exact product.
 """
 
-# Triton's language is not typed Python, and writes constants in capitals.
+# Triton's language is not typed Python, writes constants in capitals, and has an `if` of its own for compile time.
 # mypy: ignore-errors
 # ruff: noqa: N803, N806
 
@@ -49,8 +49,8 @@ def half_rows(
     """Rows as float16 with a factor each; program ``row``.
 
     Args:
-        x: ``float32[rows, X_ROW]``: normalised with ``NORM`` (``weight``: ``float32[K]``), passed through the activation and
-            multiplied by ``up`` (the same shape) with ``GATED``.
+        x: ``float32[rows, X_ROW]``: normalised with ``NORM`` (``weight``: ``float32[K]``), passed through the
+            activation and multiplied by ``up`` (the same shape) with ``GATED``.
         out: ``float16[rows, OUT_ROW]``; factors: ``float32[rows]``; ``out * factors`` is the row.
     """
     row = tl.program_id(0).to(tl.int64)
@@ -120,8 +120,8 @@ def tiled(
         )
         column = e[None, :] + tl.zeros([TILE_OUTPUTS, 1], tl.int32)
         b = elements(
-            low, high, scales, SMALLER, weight_row, column, column < K, K, LOW_STRIDE, HIGH_STRIDE, SCALE_STRIDE, FORMAT,
-            T0, T1, T2, T3,
+            low, high, scales, SMALLER, weight_row, column, column < K, K, LOW_STRIDE, HIGH_STRIDE, SCALE_STRIDE,
+            FORMAT, T0, T1, T2, T3,
         )  # fmt: skip
         b = tl.where(column < K, b, 0.0)
         total = tl.dot(a, tl.trans(b.to(tl.float16)), total)

@@ -1,13 +1,13 @@
 """Projection of up to eight columns through one to three matrices in one launch: QKV, attention output, FFN down, head.
 
 Programs take tiles of ``REPEAT * ROWS`` rows, tile after tile, those of the first matrix first. The prologue (see
-``normalise.py``) is done once a program. Epilogues: store (with a bias), add to the residual stream, store with a soft cap
-(``cap * tanh(v / cap)``).
+``normalise.py``) is done once a program. Epilogues: store (with a bias), add to the residual stream, store with a soft
+cap (``cap * tanh(v / cap)``).
 """
 
-# Triton's language is not typed Python, and writes constants in capitals.
+# Triton's language is not typed Python, writes constants in capitals, and has an `if` of its own for compile time.
 # mypy: ignore-errors
-# ruff: noqa: N803, N806
+# ruff: noqa: N803, SIM102
 
 import triton
 import triton.language as tl
@@ -222,7 +222,8 @@ def project(
         if PARTS > 1:
             if (tile >= tiles_a) & (tile < tiles_b):
                 _tile(
-                    tile - tiles_a, low_b, high_b, scales_b, gain_b, bias + rows_a, rows_b, words, xd, xi, xf, out + rows_a,
+                    tile - tiles_a, low_b, high_b, scales_b, gain_b, bias + rows_a, rows_b, words, xd, xi, xf,
+                    out + rows_a,
                     softcap, K, LOW_B, HIGH_B, SCALE_B, X_STRIDE, OUT_STRIDE, FORMAT_B, EPILOGUE, HAS_BIAS, SOFTCAP,
                     REPEAT, COLUMNS, ROWS, GROUPS, B0, B1, B2, B3, USE_ASM,
                 )  # fmt: skip

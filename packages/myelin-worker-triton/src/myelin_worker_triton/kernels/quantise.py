@@ -1,13 +1,13 @@
 """Activations as int8 in groups of 32, with the sums that offsets and minimums need (ggml's Q8_1, in planes).
 
-For a group ``h[0..31]``: ``d = max|h| / 127`` with its last three bits of mantissa cleared, ``p = round(h * 127 / max|h|)``,
-and the sums of the ``p`` of both halves of 16. Stored are ``p`` (``int8[K]``), ``d`` (``float32[K / 32]``) and
-both sums in one word (``int32[K / 32]``, the first half's below).
+For a group ``h[0..31]``: ``d = max|h| / 127`` with its last three bits of mantissa cleared, ``p = round(h * 127 /
+max|h|)``, and the sums of the ``p`` of both halves of 16. Stored are ``p`` (``int8[K]``), ``d`` (``float32[K / 32]``)
+and both sums in one word (``int32[K / 32]``, the first half's below).
 """
 
-# Triton's language is not typed Python, and writes constants in capitals.
+# Triton's language is not typed Python, writes constants in capitals, and has an `if` of its own for compile time.
 # mypy: ignore-errors
-# ruff: noqa: N803, N806
+# ruff: noqa: N803
 
 import triton
 import triton.language as tl

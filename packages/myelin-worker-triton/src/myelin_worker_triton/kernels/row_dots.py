@@ -6,17 +6,17 @@ For a group of 32 elements with codes ``q``, scale ``a`` and addend ``b`` (see `
     sum(w * x) = a * d * (sum(q * p) - offset * sum(p)) + b * d * sum(p)
 
 The inner sum is an exact integer. It starts at ``0x4B400000 - offset * sum(p)``, the bit pattern of the float32
-``1.5 * 2^23``: with it, the finished sum *is* a float32, and one fused multiply-add takes ``d * 1.5 * 2^23`` away again,
-exactly, because ``d`` has at most 21 bits of mantissa. The twin converts instead; the results are the same bits.
+``1.5 * 2^23``: with it, the finished sum *is* a float32, and one fused multiply-add takes ``d * 1.5 * 2^23`` away
+again, exactly, because ``d`` has at most 21 bits of mantissa. The twin converts instead; the results are the same bits.
 
 One tile is ``ROWS`` rows of ``GROUPS`` groups: with 32 groups and as many rows as warps, each thread has one group. A
 thread keeps one float32 sum for each of its ``REPEAT * COLUMNS`` pairs of rows and columns; these are added across
 threads at the very end. So what a column gives depends on nothing but its own activations and ``GROUPS``.
 """
 
-# Triton's language is not typed Python, and writes constants in capitals.
+# Triton's language is not typed Python, writes constants in capitals, and has an `if` of its own for compile time.
 # mypy: ignore-errors
-# ruff: noqa: N803, N806
+# ruff: noqa: N803, N806, RUF005
 
 import triton
 import triton.language as tl
