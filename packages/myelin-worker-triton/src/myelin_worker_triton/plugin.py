@@ -11,8 +11,8 @@ from myelin.engine_api import Engine, EngineOptions, EngineSupport, hookimpl
 from myelin_worker_triton.support import ARCHITECTURES, ENGINE_NAME, RANK, SUPPORTED_TYPES
 
 TILED_PROMPTS = "TRITON_ENGINE_TILED_PROMPTS"
-"""Set to 1 in a node's environment, prompts go through tiled products: faster, but no longer bit for bit what decoding the
-same tokens one by one gives."""
+"""Set to 1 in a node's environment, prompts go through tiled products: faster, but no longer bit for bit what decoding
+the same tokens one by one gives."""
 
 _DEVICES = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 """What the drivers of NVIDIA (Linux, WSL) and AMD put there."""
