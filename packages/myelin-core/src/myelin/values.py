@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import NewType
 
 RunId = NewType("RunId", str)
@@ -25,7 +25,7 @@ SequenceId = NewType("SequenceId", int)
 """One request's token sequence inside a pipeline, an unsigned 64-bit integer, never reused within a run."""
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a generation ended."""
 
     STOP = "stop"

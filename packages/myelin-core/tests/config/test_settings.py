@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel, SecretStr
+
 from myelin.config.environment import RESERVED_VARIABLES, every_name, nearest
 from myelin.config.explain import MASK, explain, shown
 from myelin.config.model_choice import model_uri
 from myelin.config.sections import CORE_SECTIONS
 from myelin.config.settings import Inputs, Layer, Settings, peek_disabled_plugins, resolve
 from myelin.errors import ConfigError
-from pydantic import BaseModel, SecretStr
 
 
 class CloudSection(BaseModel):
@@ -227,15 +228,22 @@ def failure(toml: str = "", **inputs: Any) -> ConfigError:
         (
             "",
             {"options": {"runtime.pipeline_stages": ("-N", "0")}},
-            "runtime.pipeline_stages (from -N) is wrong: input should be greater than or equal to 1",
-            "runtime.pipeline_stages is how many nodes the layers are split over",
+            "runtime.pipeline_stages (from -N 0) is wrong: input should be greater than or equal to 1",
+            "runtime.pipeline_stages: how many nodes the layers are split over",
+        ),
+        (  # nobody has that many layers, and a plan with a node for each would fill the memory
+            "",
+            {"options": {"runtime.pipeline_stages": ("-N", "99999999999999999999")}},
+            "runtime.pipeline_stages (from -N 99999999999999999999) is wrong: "
+            "input should be less than or equal to 1024",
+            "runtime.pipeline_stages: how many nodes the layers are split over",
         ),
         (
             "[prompt]\nmax_tokens = 'many'\n",
             {},
             "prompt.max_tokens (from myelin.toml) is wrong: "
             "input should be a valid integer, unable to parse string as an integer",
-            "prompt.max_tokens is new tokens at most",
+            "prompt.max_tokens: new tokens at most",
         ),
     ],
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from myelin.engine.formulas import TILE, Tiles, activate, attend, rms_norm, rope_angles, rotate, softcap
 from myelin.model.architecture import Activation, RopeStyle
 

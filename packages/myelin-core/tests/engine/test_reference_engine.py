@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf.quants import dequantize
+from numpy.typing import NDArray
+
 from myelin.builtins import engine_reference
 from myelin.engine.contract import EngineOptions
 from myelin.engine.reference import REFERENCE_TYPES, ReferenceEngine, _floats
@@ -15,7 +17,6 @@ from myelin.errors import EngineError
 from myelin.model.quant import GgmlType
 from myelin_testkit.chain import load_stages
 from myelin_testkit.synthetic import Recipe, write_model
-from numpy.typing import NDArray
 
 OPTIONS = EngineOptions(max_context=64, kv_dtype="f32")
 

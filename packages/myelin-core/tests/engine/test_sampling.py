@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+
 from myelin.engine.sampling import choose
 from myelin.values import GREEDY, SamplingParams
-from numpy.typing import NDArray
 
 rows = st.lists(
     st.floats(-80, 80, width=32) | st.just(-math.inf) | st.sampled_from([0.0, 1.0, 2.0]), min_size=1, max_size=60

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from myelin.engine.contract import EngineOptions, Segment
 from myelin.engine.kvcache import SlotCache
 from myelin.errors import EngineError

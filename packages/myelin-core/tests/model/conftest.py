@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
+
 from myelin.model.gguf import ValueType
 
 _FORMS = {

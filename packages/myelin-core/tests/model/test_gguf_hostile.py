@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from myelin.errors import ModelError
 from myelin.model import gguf as reader
 from myelin.model.gguf import ValueType, read_facts

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from myelin.errors import ModelError
 from myelin.model.architecture import Activation, Hyperparameters, RopeStyle
 from myelin.model.facts import ModelFacts, TensorInfo

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
+
 from myelin.builtins.source_https import myelin_model_source
 from myelin.errors import ModelError, UsageError
 from myelin.model.download import Download, fetch, origin
 from myelin.model.source import SourceOptions
 from myelin_testkit.hub import FakeHub, Fault
-from pydantic import SecretStr
 
 DATA = random.Random(7).randbytes(3_000_000)
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
+
 from myelin.builtins.source_hub import myelin_model_source
 from myelin.errors import ModelError, UsageError
 from myelin.model.source import ModelSource, SourceOptions
 from myelin_testkit.hub import FakeHub, Fault
-from pydantic import SecretStr
 
 DATA = random.Random(8).randbytes(300_000)
 URI = "hf:someone/model/sub/model.gguf"
@@ -151,6 +154,25 @@ def test_progress_ends_at_the_whole_size(hub: FakeHub, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     source(hub, tmp_path).open(lambda done, total: seen.append((done, total)))
     assert seen[-1] == (len(DATA), len(DATA))
+
+
+def test_a_hub_that_cannot_be_reached_is_told_once(tmp_path: Path) -> None:
+    """The Hub's client tells of each attempt by itself; we tell that we fetch, and what came of it."""
+    source = (
+        "import sys, time; from pathlib import Path; from myelin.builtins.source_hub import myelin_model_source; "
+        "from myelin.model.source import SourceOptions; from myelin.errors import ModelError\n"
+        "time.sleep = lambda seconds: None\n"
+        "options = SourceOptions(Path(sys.argv[1]), hub_endpoint='http://127.0.0.1:9')\n"
+        "try: myelin_model_source('hf:a/b/c.gguf', options).open(lambda done, total: print(done, total))\n"
+        "except ModelError as error: print(error.message)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", source, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert found.stderr == ""
+    first, last = found.stdout.splitlines()
+    assert first == "0 0"
+    assert last.startswith("the Hub can't be reached for a/b/c.gguf")
 
 
 def test_all_parts_of_a_split_model_come_from_one_commit(hub: FakeHub, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from myelin.builtins import source_package, source_path
 from myelin.errors import ModelError, UsageError
 from myelin.model.opening import close_all, open_model

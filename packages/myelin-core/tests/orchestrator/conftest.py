@@ -6,25 +6,15 @@ A node is whatever a test says: a real worker agent, or a script that misbehaves
 from __future__ import annotations
 
 import asyncio
-import itertools
-import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from myelin.cluster.provider import (
-    BootSpec,
-    LaunchKey,
-    Lease,
-    LeaseState,
-    LogLine,
-    Need,
-    Offer,
-    Provider,
-    ProviderContext,
-)
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from myelin.cluster.provider import BootSpec, LaunchKey, Provider, ProviderContext
 from myelin.engine.contract import EngineOptions
 from myelin.model.source import SourceOptions
 from myelin.orchestrator.events import NodeLog, PhaseEvent, ProgressEvent
@@ -37,109 +27,38 @@ from myelin.values import LeaseId, NodeId, RunId
 from myelin.wire import control_pb2 as pb
 from myelin.wire.codec import decode, encode
 from myelin.worker.main import run_worker
+from myelin_testkit.memory_provider import Announce, Cloud, Life, Machine, MemoryProvider, Say
 from myelin_testkit.synthetic import Recipe, write_model
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-Announce = Callable[[Endpoint], None]
-Say = Callable[[str], None]
-Life = Callable[[BootSpec, Announce, Say], Awaitable[None]]
-"""A node's life: it may announce an endpoint, say something, and ends when it returns or raises."""
 
 
-@dataclass
-class _Started:
-    key: LaunchKey
-    task: asyncio.Task[None] | None = None
-    endpoint: Endpoint | None = None
-    lines: list[LogLine] = field(default_factory=list)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class TaskProvider:
-    """A provider whose nodes are tasks of this loop.
-
-    Attributes:
-        started: Every launch key, in order.
-        running: What is not released yet.
-        fail_launches: How many launches fail before one succeeds.
-    """
+class TaskProvider(MemoryProvider):
+    """The testkit's provider, whose nodes are tasks of this loop, with short names for what tests look at."""
 
     def __init__(self, life: Life) -> None:
-        self.life = life
-        self.started: list[LaunchKey] = []
-        self.running: dict[LeaseId, _Started] = {}
-        self.fail_launches = 0
-        self.closed = False
-        self._ids = itertools.count(1)
+        super().__init__(RunId("test-run"), Cloud(life))
 
-    async def offers(self, need: Need) -> Sequence[Offer]:
-        return (Offer("here", "tasks", "a task"),)
+    @property
+    def life(self) -> Life:
+        """What a node does."""
+        return self.cloud.life
 
-    async def launch(self, offer: Offer, boot: BootSpec, *, key: LaunchKey) -> Lease:
-        self.started.append(key)
-        if self.fail_launches:
-            self.fail_launches -= 1
-            from myelin.errors import ProviderError
+    @life.setter
+    def life(self, life: Life) -> None:
+        self.cloud.life = life
 
-            raise ProviderError("no luck this time")
-        await asyncio.sleep(0)
-        identifier = LeaseId(f"task-{next(self._ids)}")
-        node = self.running[identifier] = _Started(key)
+    @property
+    def started(self) -> list[LaunchKey]:
+        """Every launch key, in order."""
+        return self.cloud.started
 
-        def announce(endpoint: Endpoint) -> None:
-            node.endpoint = endpoint
-
-        def say(text: str) -> None:
-            node.lines.append(LogLine("stderr", text, time.time()))
-            node.changed.set()
-
-        async def live() -> None:
-            await self.life(boot, announce, say)
-
-        node.task = asyncio.create_task(live())
-        node.task.add_done_callback(lambda _: node.changed.set())
-        return self._lease(identifier, node)
-
-    def _lease(self, identifier: LeaseId, node: _Started) -> Lease:
-        assert node.task is not None
-        state, reason = LeaseState.STARTING, ""
-        if node.task.done():
-            state = LeaseState.EXITED
-            error = None if node.task.cancelled() else node.task.exception()
-            reason = f"exit code 1: {error}" if error else "killed" if node.task.cancelled() else "exit code 0"
-        elif node.endpoint is not None:
-            state = LeaseState.RUNNING
-        return Lease(identifier, node.key, state, "here", node.endpoint, exit_reason=reason)
-
-    async def leases(self) -> Sequence[Lease]:
-        return [self._lease(identifier, node) for identifier, node in self.running.items()]
-
-    async def release(self, lease: LeaseId) -> None:
-        node = self.running.get(lease)
-        if node is not None and node.task is not None:
-            node.task.cancel()
-            await asyncio.gather(node.task, return_exceptions=True)
-            self.running.pop(lease, None)
-
-    async def logs(self, lease: LeaseId) -> AsyncIterator[LogLine]:
-        node, seen = self.running.get(lease), 0
-        while node is not None:
-            while seen < len(node.lines):
-                seen += 1
-                yield node.lines[seen - 1]
-            if node.task is None or node.task.done():
-                return
-            node.changed.clear()
-            await node.changed.wait()
-
-    async def close(self) -> None:
-        self.closed = True
+    @property
+    def running(self) -> dict[LeaseId, Machine]:
+        """What is not released yet."""
+        return self.cloud.running
 
     def kill(self, node: NodeId | str) -> None:
         """End a node as SIGKILL would: without a word."""
-        for each in self.running.values():
-            if each.key.node == node and each.task is not None:
-                each.task.cancel()
+        self.cloud.kill(node)
 
 
 class ToyRegistry(Registry):
@@ -148,6 +67,7 @@ class ToyRegistry(Registry):
     provider_of_ours: Provider
     exporter: InMemorySpanExporter
     extra_exporters: tuple[object, ...] = ()
+    service = "myelin-orchestrator"
 
     def provider(self, name: str, context: ProviderContext) -> Provider:
         return self.provider_of_ours
@@ -156,7 +76,7 @@ class ToyRegistry(Registry):
         super().require({group: names for group, names in wanted.items() if group != "myelin.providers"})  # type: ignore[misc]
 
     def telemetry(self, context: TelemetryContext, *rest: object) -> tuple[InMemorySpanExporter, ...]:  # type: ignore[override]
-        return (self.exporter, *self.extra_exporters) if context.service == "myelin-orchestrator" else ()  # type: ignore[return-value]
+        return (self.exporter, *self.extra_exporters) if context.service == self.service else ()  # type: ignore[return-value]
 
 
 class Recorder:
@@ -193,6 +113,16 @@ class Toy:
     provider: TaskProvider
     recorder: Recorder
     exporter: InMemorySpanExporter
+    worker_exporters: list[InMemorySpanExporter] = field(default_factory=list)
+
+    async def traced_worker(self, boot: BootSpec, announce: Announce, say: Say) -> None:
+        """A real agent whose spans are kept."""
+        registry = ToyRegistry.discover()
+        assert isinstance(registry, ToyRegistry)
+        registry.exporter = InMemorySpanExporter()
+        self.worker_exporters.append(registry.exporter)
+        registry.service = "myelin-worker"
+        await run_worker(boot, registry, on_listening=announce, parent_gone=asyncio.Event())
 
     def ask(self, **changes: object) -> RunRequest:
         """The request with some changes."""

@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import StatusCode
+from pydantic import SecretStr
+
 from myelin.errors import EngineError, ModelError, PlanError, RequestError
-from myelin.orchestrator.bootstrap import node_environment, planned, running
+from myelin.orchestrator.bootstrap import planned, running
+from myelin.orchestrator.orders import node_environment
 from myelin.orchestrator.pipeline import Pipeline
 from myelin.telemetry.archive import ArchiveExporter
 from myelin.telemetry.phases import PHASES
 from myelin.values import FinishReason, SamplingParams
 from myelin.wire.requests import Finished, NewToken
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import StatusCode
-from pydantic import SecretStr
 
 if TYPE_CHECKING:
     from conftest import Toy
@@ -71,6 +73,12 @@ async def test_stages_say_what_they_hold(toy: Toy) -> None:
     assert all(stage.resident_bytes > 0 and stage.weight_bytes > 0 and stage.kv_bytes > 0 for stage in stages)
     assert stages[1].fetched_bytes == stages[1].planned_bytes
     assert 0 < stages[0].fetched_bytes <= stages[0].planned_bytes  # rows of the embedding are read as they are needed
+
+
+async def test_many_may_ask_for_the_status_at_once(toy: Toy) -> None:
+    async with running(toy.ask(stages=1), toy.registry, toy.recorder) as pipeline:
+        answers = await asyncio.gather(*(pipeline.status() for _ in range(5)))
+        assert all(stage.resident_bytes > 0 for (stage,) in answers)
 
 
 async def test_many_requests_share_the_pipeline(toy: Toy) -> None:
@@ -170,6 +178,30 @@ async def test_every_phase_is_a_span_under_one_root(toy: Toy) -> None:
             assert 0 < times[0] <= times[1] <= times[2] <= times[3], each.name
     starts = [phases[f"myelin.bootstrap.{phase}"].start_time or 0 for phase in PHASES]
     assert starts == sorted(starts)
+
+
+async def test_the_trace_goes_on_in_the_nodes(toy: Toy) -> None:
+    """A node's own spans are children of the orchestrator's span for that node, and lie within it."""
+    toy.provider.life = toy.traced_worker
+    async with running(toy.ask(environment={"OTEL_MARK": "1"}), toy.registry, toy.recorder):
+        pass
+    ours = {each.context.span_id: each for each in toy.exporter.get_finished_spans() if each.context}
+    theirs = [each for exporter in toy.worker_exporters for each in exporter.get_finished_spans()]
+    entries = [each for each in theirs if each.parent and each.parent.span_id in ours]
+    for name, parent_phase in (("worker.provision", "stage_provision"), ("worker.open_edges", "pipeline_probe")):
+        found = [each for each in entries if each.name == name]
+        assert {attribute(each, "myelin.node.id") for each in found} == {"stage-0", "stage-1"}
+        for each in found:
+            assert each.parent is not None
+            parent = ours[each.parent.span_id]
+            assert parent.name == f"myelin.bootstrap.{parent_phase}.node"
+            assert attribute(parent, "myelin.node.id") == attribute(each, "myelin.node.id")
+            assert each.context is not None
+            assert parent.context is not None
+            assert each.context.trace_id == parent.context.trace_id
+            times = (parent.start_time or 0, each.start_time or 0, each.end_time or 0, parent.end_time or 0)
+            assert 0 < times[0] <= times[1] <= times[2] <= times[3]
+            assert each.resource.attributes["service.name"] == "myelin-worker"
 
 
 async def test_the_archive_tells_the_same_story(toy: Toy, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from myelin.engine.contract import EngineSupport
 from myelin.errors import EngineError
 from myelin.model.facts import TensorInfo

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import pytest
+
 from myelin.cluster.provider import BootSpec
 from myelin.errors import MyelinError, NodeError, ProviderError
 from myelin.orchestrator.bootstrap import running
@@ -17,6 +18,7 @@ from myelin.transport.memory import MemoryTransport
 from myelin.values import NodeId
 from myelin.wire import control_pb2 as pb
 from myelin.wire.requests import NewToken
+from myelin_testkit.memory_provider import Fail
 
 if TYPE_CHECKING:
     from conftest import Announce, Life, Say, ScriptedNode, Toy
@@ -244,14 +246,14 @@ async def test_an_address_that_the_mask_excludes(toy: Toy) -> None:
 
 
 async def test_a_launch_that_fails_is_tried_again_as_another_attempt(toy: Toy) -> None:
-    toy.provider.fail_launches = 1
+    toy.provider.cloud.faults.next("launch", Fail())
     async with running(toy.ask(stages=1), toy.registry, toy.recorder) as pipeline:
         assert (await pipeline.status())[0].resident_bytes > 0
     assert [key.attempt for key in toy.provider.started] == [1, 2]
 
 
 async def test_a_provider_that_cannot_launch_is_given_up(toy: Toy) -> None:
-    toy.provider.fail_launches = 99
+    toy.provider.cloud.faults.next("launch", *[Fail()] * 99)
     error = await brought_up(toy, stages=1)
     assert isinstance(error, ProviderError)
     assert len(toy.provider.started) == 3
@@ -365,7 +367,7 @@ async def test_nodes_that_cannot_be_released_are_named(toy: Toy, monkeypatch: py
     with pytest.raises(ProviderError, match=r"stage-0 \(task-1\).*the machine does not answer") as raised:
         async with running(toy.ask(stages=1), toy.registry, toy.recorder):
             monkeypatch.setattr(toy.provider, "release", stuck)
-    assert "myelin gc" in raised.value.hint
+    assert "end them there" in raised.value.hint
     for lease in list(toy.provider.running):
         await release(lease)
 

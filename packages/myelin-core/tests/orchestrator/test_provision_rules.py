@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from myelin.orchestrator.provision import NO_PROGRESS_S, PROGRESS_OLD_S, ProvisionState, Verdict, decide
 
 STALL_S = 200.0

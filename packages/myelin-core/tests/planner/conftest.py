@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
+
 from myelin.model.architecture import Activation, Hyperparameters, RopeStyle
 from myelin.model.facts import ModelFacts, PartInfo, TensorInfo
 from myelin.model.quant import GgmlType, row_bytes

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+
 from myelin.model.architecture import Hyperparameters, stage_tensors
 from myelin.model.facts import ModelFacts
 from myelin.planner import cost

@@ -7,6 +7,7 @@ from itertools import combinations, pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from myelin.planner.partition import balanced_partition, smallest_bottleneck
 
 

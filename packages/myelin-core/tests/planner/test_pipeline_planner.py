@@ -9,6 +9,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from myelin.builtins import planner_pipeline
 from myelin.engine.contract import Sample
 from myelin.errors import PlanError

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_up_distributions import MadeUpDistribution, made_up
+from packaging.version import Version
+
 from myelin.plugins.discovery import Candidate, core_version, incompatibility, installed, is_disabled, judge
 from myelin.plugins.report import PluginState
 from myelin.plugins.specs import GROUPS
-from packaging.version import Version
 
 PROVIDERS = "myelin.providers"
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 from made_up_distributions import MadeUpDistribution, made_up
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pydantic import BaseModel
+
 from myelin.cluster.provider import ProviderContext
 from myelin.engine.contract import EngineOptions
 from myelin.errors import ConfigError, PlanError, PluginError, UsageError
@@ -16,8 +19,6 @@ from myelin.plugins.registry import Registry
 from myelin.plugins.report import PluginState
 from myelin.plugins.specs import TelemetryContext
 from myelin.values import RunId
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from pydantic import BaseModel
 
 Write = Callable[[str], str]
 

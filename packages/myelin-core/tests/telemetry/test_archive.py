@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from google.protobuf.json_format import ParseDict
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
 from myelin.builtins import telemetry_file
 from myelin.errors import ConfigError, NodeError
 from myelin.plugin import TelemetryContext
 from myelin.telemetry.archive import ArchiveExporter
 from myelin.telemetry.tracing import configure_tracing, span
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 
 def parse(line: str) -> ExportTraceServiceRequest:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import pytest
+
 from myelin.builtins import telemetry_otlp
 from myelin.errors import ConfigError
 from myelin.plugin import TelemetryContext
@@ -72,3 +74,15 @@ def test_grpc_without_its_package_says_what_to_install(monkeypatch: pytest.Monke
 
 def test_nothing_is_made_by_default() -> None:
     assert not telemetry_otlp.myelin_telemetry(TelemetryContext("a", ""))
+
+
+def test_a_collector_that_is_away_is_complained_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("test.exporter")
+    logger.addFilter(telemetry_otlp.FirstOnly())
+    for _ in range(3):
+        logger.warning("it is away")
+        logger.info("by the way")
+    with caplog.at_level(logging.INFO, logger="test.exporter"):
+        logger.error("it is still away")
+        logger.info("by the way")
+    assert [record.getMessage() for record in caplog.records] == ["it is away", "by the way"]

@@ -9,14 +9,15 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from myelin import __version__
-from myelin.errors import NodeError
-from myelin.telemetry import phases
-from myelin.telemetry.tracing import Tracing, configure_tracing, span, traceparent
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
+
+from myelin import __version__
+from myelin.errors import NodeError
+from myelin.telemetry import phases
+from myelin.telemetry.tracing import Tracing, configure_tracing, span, traceparent
 
 
 def finished(tracing: Tracing, memory: InMemorySpanExporter) -> dict[str, ReadableSpan]:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import sys
+
+from pydantic import SecretStr
 
 from myelin.transport.contract import EDGE_PROTOCOL, Endpoint, MessageStream, PeerIdentity, TransportOptions
 from myelin.transport.grpc import GrpcTransport
 from myelin.values import Attempt, NodeId, RunId
-from pydantic import SecretStr
 
 
 async def echo(stream: MessageStream) -> None:
+    """Send back what comes; on ``hold`` first sleep while holding the interpreter's lock, as a compiler does."""
     while True:
-        await stream.send(await stream.receive())
+        message = await stream.receive()
+        if message == b"hold":
+            ctypes.PyDLL(None).usleep(int(4 * KEEPALIVE_S * 1_000_000))
+        await stream.send(message)
 
 
 def say(text: str) -> None:
@@ -21,9 +27,12 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-async def main(keepalive_s: float, role: str, address: str = "") -> None:
+KEEPALIVE_S = float(sys.argv[1])
+
+
+async def main(role: str, address: str = "") -> None:
     identity = PeerIdentity(RunId("run-1"), NodeId("other"), Attempt(1))
-    transport = GrpcTransport(TransportOptions(identity, SecretStr("a secret"), keepalive_s=keepalive_s))
+    transport = GrpcTransport(TransportOptions(identity, SecretStr("a secret"), keepalive_s=KEEPALIVE_S))
     if role == "listen":
         listener = await transport.listen("127.0.0.1:0", {EDGE_PROTOCOL: echo})
         say(listener.address)
@@ -35,4 +44,4 @@ async def main(keepalive_s: float, role: str, address: str = "") -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(float(sys.argv[1]), *sys.argv[2:]))
+    asyncio.run(main(*sys.argv[2:]))

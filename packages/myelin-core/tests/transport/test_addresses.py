@@ -7,6 +7,7 @@ import socket
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from myelin.errors import TransportError
 from myelin.transport.addresses import explain_bind_failure, format_address, parse_address
 

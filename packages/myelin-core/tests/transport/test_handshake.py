@@ -9,11 +9,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import SecretStr
+
 from myelin.errors import TransportError, WireError
 from myelin.transport.contract import Buffer, PeerIdentity, TransportOptions
 from myelin.transport.handshake import MAX_HANDSHAKE_BYTES, prove_as_acceptor, prove_as_dialler
 from myelin.values import Attempt, NodeId, RunId
-from pydantic import SecretStr
 
 SECRET = "correct horse battery staple"
 DIALLER = PeerIdentity(RunId("run-1"), NodeId("orchestrator"), Attempt(1))

@@ -10,6 +10,8 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import SecretStr
+
 from myelin.cluster.boot import (
     MAX_BOOT_LINE_BYTES,
     PARENT_VARIABLE,
@@ -23,7 +25,6 @@ from myelin.cluster.provider import BootSpec
 from myelin.errors import WireError
 from myelin.transport.contract import Endpoint
 from myelin.values import Attempt, NodeId, RunId
-from pydantic import SecretStr
 
 identifiers = st.from_regex(r"[a-z0-9][A-Za-z0-9-]{0,62}", fullmatch=True)
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=30)

@@ -8,10 +8,11 @@ import re
 from importlib.metadata import version
 from pathlib import Path
 
-import myelin.wire
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+import myelin.wire
 from myelin.errors import WireError
 from myelin.wire import control_pb2 as control
 from myelin.wire.codec import MAX_ENVELOPE_BYTES, MAX_LIST_ENTRIES, TEXT_LIMITS, decode, encode

@@ -7,6 +7,7 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from myelin.errors import WireError
 from myelin.values import Epoch
 from myelin.wire.record import (

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from myelin.errors import WireError
 from myelin.values import GREEDY, Epoch, FinishReason, SamplingParams, SequenceId
 from myelin.wire.record import PayloadType, Record, RecordFlags, RecordKind, pack, unpack

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from myelin.cluster.boot import CORES_VARIABLE
 from myelin.engine.contract import Segment, StageBatch
 from myelin.errors import ModelError, PluginError, UsageError, WireError
 from myelin.model.digest import header_digest
@@ -16,7 +19,7 @@ from myelin.model.source import SourceOptions
 from myelin.plugins.registry import Registry
 from myelin.values import SequenceId
 from myelin.wire import control_pb2 as control
-from myelin.worker.provision import load_stage, source_options, stage_request
+from myelin.worker.provision import StageRequest, load_stage, node_cores, source_options, stage_request
 from myelin_testkit.synthetic import Recipe, write_model
 
 RECIPE = Recipe(n_layers=4)
@@ -49,7 +52,9 @@ def load(model: Path, tmp_path: Path) -> Iterator[Loaded]:
 
     def loaded(**changes: Any) -> tuple[Any, list[tuple[str, int, int]]]:
         told: list[tuple[str, int, int]] = []
-        request = stage_request(message(model, **changes), default_engine="reference", default_cache_dir=tmp_path)
+        request = stage_request(
+            message(model, **changes), default_engine="reference", default_cache_dir=tmp_path, default_threads=3
+        )
         stage = load_stage(request, registry, {}, lambda *progress: told.append(progress))
         closing.append(stage)
         return stage, told
@@ -117,16 +122,28 @@ def test_what_is_missing_is_named(load: Loaded, tmp_path: Path) -> None:
 )
 def test_a_request_that_makes_no_sense_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(WireError):
-        stage_request(message(tmp_path, **changes), default_engine="cpu", default_cache_dir=tmp_path)
+        stage_request(message(tmp_path, **changes), default_engine="cpu", default_cache_dir=tmp_path, default_threads=3)
 
 
 def test_defaults_fill_what_is_left_out(tmp_path: Path) -> None:
-    request = stage_request(message(tmp_path, engine=""), default_engine="cpu", default_cache_dir=tmp_path)
+    def filled(**changes: Any) -> StageRequest:
+        return stage_request(
+            message(tmp_path, **changes), default_engine="cpu", default_cache_dir=tmp_path, default_threads=3
+        )
+
+    request = filled(engine="")
     assert (request.engine, request.cache_dir, request.options.kv_dtype) == ("cpu", tmp_path, "f16")
-    request = stage_request(
-        message(tmp_path, model_cache_dir="/elsewhere"), default_engine="cpu", default_cache_dir=tmp_path
-    )
-    assert request.cache_dir == Path("/elsewhere")
+    assert filled(model_cache_dir="/elsewhere").cache_dir == Path("/elsewhere")
+    limits = {"max_context": 8, "max_sequences": 1, "max_batch_tokens": 8}
+    assert filled(options=control.EngineOptions(**limits)).options.threads == 3
+    assert filled(options=control.EngineOptions(threads=5, **limits)).options.threads == 5
+
+
+def test_a_node_uses_the_cores_that_it_was_told_or_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert node_cores({CORES_VARIABLE: "3"}) == 3
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {4, 5}, raising=False)
+    for odd in ({}, {CORES_VARIABLE: ""}, {CORES_VARIABLE: "0"}, {CORES_VARIABLE: "-1"}, {CORES_VARIABLE: "many"}):
+        assert node_cores(odd) == 2
 
 
 def test_the_hubs_variables_reach_the_source(tmp_path: Path) -> None:

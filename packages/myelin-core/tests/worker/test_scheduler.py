@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from myelin.engine.contract import Sample
 from myelin.errors import RequestError, WireError
 from myelin.values import FinishReason, SamplingParams, SequenceId
@@ -24,7 +25,7 @@ def limits(**changes: int) -> SchedulerLimits:
     fields: dict[str, int] = {
         "max_context": 64,
         "max_sequences": 4,
-        "max_batch_tokens": 16,
+        "max_batch_tokens": 32,
         "vocab_size": VOCABULARY,
         "stages": 1,
     }
@@ -129,9 +130,9 @@ def test_prompts_are_chunked_the_same_whatever_else_runs() -> None:
 
 
 def test_chunks_are_whole_blocks_where_they_can_be() -> None:
-    assert limits(max_batch_tokens=512).prefill_chunk == 256
-    assert limits(max_batch_tokens=200).prefill_chunk == 96
-    assert limits(max_batch_tokens=16).prefill_chunk == 8
+    assert limits(max_batch_tokens=512).prefill_chunk == 128
+    assert limits(max_batch_tokens=200).prefill_chunk == 32
+    assert limits(max_batch_tokens=32).prefill_chunk == 8
     assert limits(max_batch_tokens=1).prefill_chunk == 1
 
 
@@ -244,7 +245,7 @@ class Pipeline(RuleBasedStateMachine):
     @initialize(
         stages=st.integers(1, 4),
         max_sequences=st.integers(1, 5),
-        max_batch_tokens=st.integers(1, 12),
+        max_batch_tokens=st.integers(1, 24),
         max_context=st.integers(2, 40),
     )
     def begin(self, stages: int, max_sequences: int, max_batch_tokens: int, max_context: int) -> None:

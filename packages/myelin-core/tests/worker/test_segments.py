@@ -7,6 +7,7 @@ import struct
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from myelin.engine.contract import Sample, Segment
 from myelin.errors import WireError
 from myelin.values import GREEDY, SamplingParams, SequenceId

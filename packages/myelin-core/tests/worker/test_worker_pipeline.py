@@ -10,6 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pydantic import SecretStr
+
 from myelin.cluster.provider import BootSpec
 from myelin.engine.contract import LoadReport, Progress, Sample, Segment, StageBatch, StageOutput
 from myelin.errors import EngineError, ModelError, StreamClosed, TransportError
@@ -41,13 +45,10 @@ from myelin.wire.requests import (
     submit_record,
 )
 from myelin.worker.agent import Agent
-from myelin.worker.control import Patience
+from myelin.worker.control import DEFAULT_PATIENCE, Patience
 from myelin.worker.provision import StageRequest
 from myelin.worker.segments import BatchLimits, pack_batch
 from myelin.worker.stage import LoadedStage
-from numpy.typing import NDArray
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from pydantic import SecretStr
 
 RUN = RunId("run")
 SECRET = SecretStr("a secret of this run")
@@ -184,8 +185,8 @@ class Node:
     def __init__(
         self,
         index: int,
-        patience: Patience = Patience(),
-        tracing: Tracing | None = None,  # noqa: B008 - frozen
+        patience: Patience = DEFAULT_PATIENCE,
+        tracing: Tracing | None = None,
     ) -> None:
         self.name = NodeId(f"stage-{index}")
         boot = BootSpec(RUN, self.name, Attempt(1), SECRET, transport="memory", engine="toy", bind="memory:")
@@ -241,7 +242,7 @@ class Node:
 
 def provision(index: int, cuts: tuple[int, ...], identifier: int = 1, **options: int) -> control.Provision:
     bounds = (0, *cuts, LAYERS)
-    fields: dict[str, Any] = {"threads": 1, "max_context": 64, "max_sequences": 4, "max_batch_tokens": 16, **options}
+    fields: dict[str, Any] = {"threads": 1, "max_context": 64, "max_sequences": 4, "max_batch_tokens": 32, **options}
     return control.Provision(
         id=identifier,
         model_uri="toy",

@@ -14,7 +14,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
 import pytest
+from pydantic import SecretStr
+
 from myelin.cluster.boot import PARENT_VARIABLE, boot_line, parse_announcement
 from myelin.cluster.provider import BootSpec
 from myelin.transport.contract import Endpoint
@@ -22,7 +25,6 @@ from myelin.values import Attempt, NodeId, RunId
 from myelin.worker.control import Patience
 from myelin.worker.logs import WorkerLog
 from myelin.worker.main import ParentWatch, patience_from
-from pydantic import SecretStr
 
 PROGRAM = """
 import sys
@@ -153,13 +155,9 @@ time.sleep(60)
 def alive(pid: int) -> bool:
     """Whether a process runs; one that has ended and waits to be reaped doesn't."""
     try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
         return False
-    except OSError:
-        os.kill(pid, 0)
-        return True
 
 
 @pytest.mark.parametrize("line", [b"", b"not a boot line\n", b"{}\n"])

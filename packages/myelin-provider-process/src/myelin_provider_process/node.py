@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from myelin.plugin import Endpoint, LaunchKey, Lease, LeaseId, LeaseState, LogLine, parse_announcement
-
 from myelin_provider_process.exits import exit_reason
 from myelin_provider_process.lines import LineSplitter, LogBuffer
 from myelin_provider_process.machine import memory_kills
@@ -41,7 +40,7 @@ class ProcessNode(asyncio.SubprocessProtocol):
     @property
     def id(self) -> LeaseId:
         """The process id, with the key, since the system uses process ids again."""
-        return LeaseId(f"{self._transport.get_pid()}/{self.key}")
+        return LeaseId(f"{self._transport.get_pid()}.{self.key}")
 
     @property
     def lease(self) -> Lease:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from myelin.plugin import ConfigSection, Provider, ProviderContext, hookimpl
 from pydantic import BaseModel, ConfigDict, Field
+
+from myelin.plugin import ConfigSection, Provider, ProviderContext, hookimpl
 
 
 class ProcessSection(BaseModel):

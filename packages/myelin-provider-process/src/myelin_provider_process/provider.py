@@ -14,6 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 
 from myelin.plugin import (
+    CORES_VARIABLE,
     PARENT_VARIABLE,
     BootSpec,
     LaunchKey,
@@ -26,7 +27,6 @@ from myelin.plugin import (
     ProviderError,
     boot_line,
 )
-
 from myelin_provider_process.environment import node_environment
 from myelin_provider_process.machine import available_memory, cores
 from myelin_provider_process.node import ProcessNode, start_node
@@ -49,7 +49,7 @@ class ProcessProvider:
         self._section = section if isinstance(section, ProcessSection) else ProcessSection()
         python = self._section.python or sys.executable
         self._command = tuple(command) or (python, "-m", "myelin", "worker", "--boot-stdin")
-        self._run = context.run
+        self._nodes_of_run = max(1, context.nodes)
         self._nodes: dict[LaunchKey, ProcessNode] = {}
         self._starting: dict[LaunchKey, _Start] = {}
         self._stopping: dict[LeaseId, asyncio.Task[None]] = {}
@@ -105,7 +105,8 @@ class ProcessProvider:
         await asyncio.gather(*self._stopping.values(), return_exceptions=True)
 
     async def _start(self, offer: Offer, boot: BootSpec, key: LaunchKey) -> ProcessNode:
-        environment = node_environment(os.environ, {PARENT_VARIABLE: str(os.getpid())})
+        share = max(1, cores() // self._nodes_of_run)
+        environment = node_environment(os.environ, {PARENT_VARIABLE: str(os.getpid()), CORES_VARIABLE: str(share)})
         try:
             node = await start_node(self._command, environment, boot_line(boot), key, offer.id, self._section.log_lines)
         except OSError as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from myelin.plugin import ConfigSection, hookimpl
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+from myelin.plugin import ConfigSection, hookimpl
 
 
 class VastaiSection(BaseModel):

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from myelin.model.quant import BLOCKS, GgmlType, row_bytes
 from numpy.typing import NDArray
+
+from myelin.model.quant import BLOCKS, GgmlType, row_bytes
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]

@@ -10,6 +10,8 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
+
 from myelin.engine.contract import Engine, EngineOptions, LoadReport, Progress, Sample, Segment, StageBatch, StageOutput
 from myelin.model.architecture import Hyperparameters, describe
 from myelin.model.facts import ModelFacts
@@ -17,7 +19,6 @@ from myelin.model.gguf import read_facts
 from myelin.model.local import LocalFile
 from myelin.model.shard import ShardReader, StageSlice
 from myelin.values import GREEDY, SamplingParams, SequenceId
-from numpy.typing import NDArray
 
 EngineFactory = Callable[[EngineOptions], Engine]
 """Makes an engine that has nothing loaded yet: usually the class itself."""
@@ -110,25 +111,30 @@ class Chain:
             chunk: Prompt tokens in one step at most.
         """
         sequence = self.new_sequence()
-        output = StageOutput()
-        for start in range(0, len(prompt), chunk):
-            output = self.feed(sequence, start, prompt[start : start + chunk], sampling=sampling)
-        samples = [output.samples[0]]
-        while len(samples) < count:
-            output = self.feed(sequence, samples[-1].position, [samples[-1].token], sampling=sampling)
-            samples.append(output.samples[0])
-        self.release(sequence)
+        samples: list[Sample] = []
+        try:
+            output = StageOutput()
+            for start in range(0, len(prompt), chunk):
+                output = self.feed(sequence, start, prompt[start : start + chunk], sampling=sampling)
+            samples += output.samples
+            while len(samples) < count:
+                output = self.feed(sequence, samples[-1].position, [samples[-1].token], sampling=sampling)
+                samples += output.samples
+        finally:
+            self.release(sequence)
         return samples
 
     def logits(self, tokens: Sequence[int], *, chunk: int = 256) -> Iterator[NDArray[np.float32]]:
         """The logits after every token, ``float32[rows, vocab_size]`` for one chunk after the other, each a copy."""
         sequence = self.new_sequence()
-        for start in range(0, len(tokens), chunk):
-            output = self.feed(sequence, start, tokens[start : start + chunk], want_all_logits=True)
-            if output.logits is None:
-                raise AssertionError("the tail gave no logits though they were asked for")
-            yield output.logits.copy()
-        self.release(sequence)
+        try:
+            for start in range(0, len(tokens), chunk):
+                output = self.feed(sequence, start, tokens[start : start + chunk], want_all_logits=True)
+                if output.logits is None:
+                    raise AssertionError("the tail gave no logits though they were asked for")
+                yield output.logits.copy()
+        finally:
+            self.release(sequence)
 
     def logprobs(self, tokens: Sequence[int], *, chunk: int = 256) -> NDArray[np.float64]:
         """The natural log-probability of each token but the first, given those before: ``float64[len(tokens) - 1]``."""

@@ -20,14 +20,14 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+
 from myelin.engine.contract import Engine, EngineOptions, Progress, Segment, StageBatch
 from myelin.engine.reference import ReferenceEngine
 from myelin.engine.sampling import choose
 from myelin.errors import EngineError
 from myelin.model.quant import GgmlType
 from myelin.values import SamplingParams, SequenceId
-from numpy.typing import NDArray
-
 from myelin_testkit.chain import Chain, EngineFactory, load_stages, log_softmax
 from myelin_testkit.synthetic import Recipe, write_model
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +13,9 @@ from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
 
 from myelin_testkit.models import MissingPackageError
+
+FORCED = 10000.0
+"""A logit bias that no other token can outweigh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +37,10 @@ class LlamaOracle:
         model: The GGUF file (the first part of a split one).
         context: Positions.
         threads: Compute threads. They spin: with a busy neighbour, two are far slower than one.
+        flash_attention: Which of its two attention kernels it uses: the same sums in another order and precision.
     """
 
-    def __init__(self, model: Path, *, context: int = 4096, threads: int = 1) -> None:
+    def __init__(self, model: Path, *, context: int = 4096, threads: int = 1, flash_attention: bool = True) -> None:
         try:
             import xllamacpp
         except ImportError as error:
@@ -48,6 +52,10 @@ class LlamaOracle:
         parameters.n_gpu_layers = 0
         parameters.cpuparams.n_threads = threads
         parameters.cpuparams_batch.n_threads = threads
+        flash = xllamacpp.llama_flash_attn_type
+        parameters.flash_attn_type = (
+            flash.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash_attention else flash.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        )
         parameters.swa_full = True  # else a sliding window forgets what cache_prompt could have reused
         parameters.fit_params = False
         parameters.warmup = False
@@ -78,9 +86,13 @@ class LlamaOracle:
         """The text of ``tokens``."""
         return str(self._post("/detokenize", {"tokens": list(tokens)})["content"])
 
+    def apply_template(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt that the model's chat template (llama.cpp's own, where it has none) makes of a conversation."""
+        return str(self._post("/apply-template", {"messages": list(messages)})["prompt"])
+
     def candidates(self, tokens: Sequence[int], count: int = 5) -> list[Candidate]:
         """The most likely tokens after ``tokens``, best first; what is known of the last call is reused."""
-        answer = self._complete(tokens, 1, n_probs=count, logit_bias=[[self._letter, 10000.0]])
+        answer = self._complete(tokens, 1, n_probs=count, logit_bias=[[self._letter, FORCED]])
         (entry,) = answer["completion_probabilities"]
         return [Candidate(int(top["id"]), float(top["logprob"])) for top in entry["top_logprobs"]]
 
@@ -106,17 +118,21 @@ class LlamaOracle:
         return self.logprobs(prompt, [token])[0]
 
     def logprobs(self, prompt: Sequence[int], continuation: Sequence[int]) -> list[float]:
-        """The log-probability of each token of a given continuation, in one request: a grammar of token ids forces it.
+        """The log-probability of each token of a given continuation.
 
         Raises:
             ValueError: A token's text ends inside a UTF-8 character, where the server gives no entry.
         """
-        grammar = "root ::= " + " ".join(f"<[{token}]>" for token in continuation)
-        answer = self._complete(prompt, len(continuation), n_probs=1, grammar=grammar)
-        entries = answer["completion_probabilities"]
-        if [int(entry["id"]) for entry in entries] != list(continuation):
-            raise ValueError("llama.cpp left out the log-probability of a token that is part of a character")
-        return [float(entry["logprob"]) for entry in entries]
+        found: list[float] = []
+        for index, token in enumerate(continuation):
+            # The reported log-probability is that before the bias, which only makes the token the one that is sampled.
+            bias = [[token, FORCED]]
+            answer = self._complete([*prompt, *continuation[:index]], 1, n_probs=1, logit_bias=bias)
+            entries = answer["completion_probabilities"]
+            if [int(entry["id"]) for entry in entries] != [token]:
+                raise ValueError(f"llama.cpp gives no log-probability of token {token}, which ends inside a character")
+            found.append(float(entries[0]["logprob"]))
+        return found
 
     def perplexity(self, tokens: Sequence[int]) -> float:
         """``exp`` of the mean negative log-probability of each token but the first."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from myelin.model.quant import GgmlType, row_bytes
 from numpy.typing import NDArray
 
+from myelin.model.quant import GgmlType, row_bytes
 from myelin_testkit.blocks import can_encode, encode, random_blocks
 from myelin_testkit.vocabulary import Vocabulary, byte_level, sentence_piece
 

@@ -8,23 +8,37 @@ Memory is one score row of 64 for each query, however long the context.
 from __future__ import annotations
 
 import math
+from typing import Any
 
-import numba
+import numpy as np
 
 from myelin_worker_cpu import tables as t
 from myelin_worker_cpu.attention_ops import POSITIONS, gather_values, score_tile, soften
-from myelin_worker_cpu.pointers import load_f32, store_f32, store_half
+from myelin_worker_cpu.jit import inlined, kernel
+from myelin_worker_cpu.pointers import floats, integers, load_f32, store_f32, store_half
 from myelin_worker_cpu.row_ops import multiply, sum_squares
 
 _EIGHT = 8
 _FOUR = 4
-_NOTHING_YET = -1.0e30
+_NOTHING_YET = np.float32(-1.0e30)
 """The running maximum before any score: finite, so that the difference of two of them is 0 and not NaN."""
-_HIDDEN = float("-inf")
+_HIDDEN = np.float32("-inf")
 
 
-@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]  # numba has no types
-def prepare_head(source, target, size, padded, bias, norm, epsilon, rope, rope_dims, halves, scale):  # type: ignore[no-untyped-def]  # typed by numba
+@inlined
+def prepare_head(
+    source: int,
+    target: int,
+    size: int,
+    padded: int,
+    bias: int,
+    norm: int,
+    epsilon: float,
+    rope: int,
+    rope_dims: int,
+    halves: int,
+    scale: float,
+) -> None:
     """Bias, norm, rotation and scale of one query or key head, from ``source`` to ``target`` (padded with zeros).
 
     ``bias`` and ``norm`` are addresses or 0; ``rope`` that of the row's cosines, then sines, ``rope_dims/2`` each.
@@ -37,8 +51,8 @@ def prepare_head(source, target, size, padded, bias, norm, epsilon, rope, rope_d
     for index in range(size, padded):
         store_f32(0.0, target + index * 4)
     if norm:
-        mean = sum_squares(target, padded // 16) / numba.float32(size)
-        factor = numba.float32(1.0) / math.sqrt(mean + epsilon)
+        mean = sum_squares(target, padded // 16) / np.float32(size)
+        factor = np.float32(1.0) / math.sqrt(mean + epsilon)
         for index in range(size):
             store_f32(load_f32(target + index * 4) * factor * load_f32(norm + index * 4), target + index * 4)
     half = rope_dims // 2
@@ -55,75 +69,105 @@ def prepare_head(source, target, size, padded, bias, norm, epsilon, rope, rope_d
         multiply(target, scale, padded // 16)
 
 
-@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def _store(value, address, element_bytes):  # type: ignore[no-untyped-def]
-    if element_bytes == 4:
-        store_f32(value, address)
-    else:
-        store_half(value, address)
+def compile_remember(element_bytes: int, *, cached: bool) -> Any:
+    """``remember(context, layer, cache, position, keys, values, rope, scratch)``: put one row into a slot.
+
+    ``layer`` is the address of the layer's entry, ``cache`` that of its part of the slot's first block; ``keys``,
+    ``values`` and ``rope`` are the row's; ``scratch`` is one padded head.
+    """
+    half = element_bytes == 2
+
+    def remember(
+        context: int, layer: int, cache: int, position: int, keys: int, values: int, rope: int, scratch: int
+    ) -> None:
+        shape = integers(integers(context)[t.SHAPE])
+        epsilon = floats(integers(context)[t.CONSTANTS])[t.NORM_EPSILON]
+        entry = integers(layer)
+        head_dim, padded = shape[t.HEAD_DIM], shape[t.HEAD_DIM_PADDED]
+        value_dim, value_padded = shape[t.VALUE_DIM], shape[t.VALUE_DIM_PADDED]
+        for head in range(shape[t.KV_HEADS]):
+            bias = entry[t.KEY_BIAS]
+            prepare_head(
+                keys + head * head_dim * 4,
+                scratch,
+                head_dim,
+                padded,
+                bias + head * head_dim * 4 if bias else bias,
+                entry[t.KEY_NORM],
+                epsilon,
+                rope,
+                shape[t.ROPE_DIMS],
+                shape[t.ROPE_HALVES],
+                np.float32(1.0),
+            )
+            block = cache + position // POSITIONS * shape[t.KV_BLOCK_BYTES] + head * shape[t.KV_HEAD_BYTES]
+            tile = position % POSITIONS // 16 * padded * 16 + position % 16
+            place = block + tile * element_bytes
+            for index in range(head_dim):
+                value = load_f32(scratch + index * 4)
+                if half:
+                    store_half(value, place + index * 16 * element_bytes)
+                else:
+                    store_f32(value, place + index * 16 * element_bytes)
+            source = values + head * value_dim * 4
+            place = block + shape[t.KV_VALUES] + position % POSITIONS * value_padded * element_bytes
+            bias = entry[t.VALUE_BIAS]
+            for index in range(value_dim):
+                value = load_f32(source + index * 4)
+                if bias:
+                    value += load_f32(bias + (head * value_dim + index) * 4)
+                if half:
+                    store_half(value, place + index * element_bytes)
+                else:
+                    store_f32(value, place + index * element_bytes)
+
+    return kernel(remember, 8, cached=cached)
 
 
-@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def remember(shape, constants, layer, cache, position, keys, values, rope, scratch, element_bytes):  # type: ignore[no-untyped-def]
-    """Put one row's keys and values into the cache of this layer (address ``cache``)."""
-    head_dim, padded = shape[t.HEAD_DIM], shape[t.HEAD_DIM_PADDED]
-    value_dim, value_padded = shape[t.VALUE_DIM], shape[t.VALUE_DIM_PADDED]
-    for head in range(shape[t.KV_HEADS]):
-        bias = layer[t.KEY_BIAS]
-        prepare_head(
-            keys + head * head_dim * 4,
-            scratch,
-            head_dim,
-            padded,
-            bias + head * head_dim * 4 if bias else bias,
-            layer[t.KEY_NORM],
-            constants[t.NORM_EPSILON],
-            rope,
-            shape[t.ROPE_DIMS],
-            shape[t.ROPE_HALVES],
-            numba.float32(1.0),
-        )
-        tile = position // 16 * padded * 16 + position % 16
-        place = cache + head * shape[t.KEY_HEAD_BYTES] + tile * element_bytes
-        for index in range(head_dim):
-            _store(load_f32(scratch + index * 4), place + index * 16 * element_bytes, element_bytes)
-        source = values + head * value_dim * 4
-        place = cache + shape[t.KV_VALUES] + head * shape[t.VALUE_HEAD_BYTES] + position * value_padded * element_bytes
-        bias = layer[t.VALUE_BIAS]
-        for index in range(value_dim):
-            value = load_f32(source + index * 4)
-            if bias:
-                value += load_f32(bias + (head * value_dim + index) * 4)
-            _store(value, place + index * element_bytes, element_bytes)
+def compile_attend(element_bytes: int, *, cached: bool) -> Any:
+    """``attend(context, layer, cache, segment, head, first, count, queries, rope, out, scratch)``.
 
+    Attention of queries ``first…first+count`` of a segment (row by row, in each the heads of the group) over
+    key/value head ``head``. ``layer`` and ``segment`` are addresses of rows of their tables; ``queries``, ``rope``
+    and ``out`` those of the batch's first row.
+    """
 
-def make_attend(element_bytes: int):  # type: ignore[no-untyped-def]  # a numba dispatcher
-    """The attention of one block of queries, for a cache of elements of ``element_bytes``."""
-
-    @numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-    def attend(shape, constants, layer, cache, segment, head, first, count, queries, rope, out, scratch):  # type: ignore[no-untyped-def]
-        """Queries ``first…first+count`` (row-major over rows and the heads of the group) of key/value head ``head``."""
+    def attend(
+        context: int,
+        layer: int,
+        cache: int,
+        segment_at: int,
+        head: int,
+        first: int,
+        count: int,
+        queries: int,
+        rope: int,
+        out: int,
+        scratch: int,
+    ) -> None:
+        shape = integers(integers(context)[t.SHAPE])
+        constants = floats(integers(context)[t.CONSTANTS])
+        entry, segment = integers(layer), integers(segment_at)
         head_dim, padded = shape[t.HEAD_DIM], shape[t.HEAD_DIM_PADDED]
         value_dim, value_padded = shape[t.VALUE_DIM], shape[t.VALUE_DIM_PADDED]
         group = shape[t.HEADS] // shape[t.KV_HEADS]
-        window = layer[t.WINDOW]
+        window = entry[t.WINDOW]
         query_stride, out_stride = padded * 4, value_padded * 4
-        block = scratch
-        gathered = block + t.QUERY_BLOCK * query_stride
+        gathered = scratch + t.QUERY_BLOCK * query_stride
         scores = gathered + t.QUERY_BLOCK * out_stride
         states = scores + t.QUERY_BLOCK * t.SCORE_STRIDE
 
         for index in range(count):
             row = segment[t.FIRST_ROW] + (first + index) // group
             query_head = head * group + (first + index) % group
-            bias = layer[t.QUERY_BIAS]
+            bias = entry[t.QUERY_BIAS]
             prepare_head(
                 queries + row * shape[t.QUERY_STRIDE] + query_head * head_dim * 4,
-                block + index * query_stride,
+                scratch + index * query_stride,
                 head_dim,
                 padded,
                 bias + query_head * head_dim * 4 if bias else bias,
-                layer[t.QUERY_NORM],
+                entry[t.QUERY_NORM],
                 constants[t.NORM_EPSILON],
                 rope + row * shape[t.ROPE_ROW_BYTES],
                 shape[t.ROPE_DIMS],
@@ -138,45 +182,33 @@ def make_attend(element_bytes: int):  # type: ignore[no-untyped-def]  # a numba 
         lowest = segment[t.START] + first // group
         highest = segment[t.START] + (first + count - 1) // group
         begin = max(0, lowest - window + 1) // POSITIONS * POSITIONS if window else 0
-        keys = cache + head * shape[t.KEY_HEAD_BYTES]
-        values = cache + shape[t.KV_VALUES] + head * shape[t.VALUE_HEAD_BYTES]
 
         for base in range(begin, highest + 1, POSITIONS):
+            keys = cache + base // POSITIONS * shape[t.KV_BLOCK_BYTES] + head * shape[t.KV_HEAD_BYTES]
+            values = keys + shape[t.KV_VALUES]
             here = min(POSITIONS, highest + 1 - base)
-            for tile in range(POSITIONS // 16):
-                place = scores + tile * 64
-                if tile * 16 >= here:
-                    for index in range(count):
-                        for lane in range(16):
-                            store_f32(_HIDDEN, place + index * t.SCORE_STRIDE + lane * 4)
-                    continue
-                key_tile = keys + (base // 16 + tile) * padded * 16 * element_bytes
-                done = 0
-                while done < count:
-                    query = block + done * query_stride
-                    target = place + done * t.SCORE_STRIDE
+            tiles = (here + 15) // 16
+            for tile in range(tiles):
+                key_tile = keys + tile * padded * 16 * element_bytes
+                for done in range(0, count, _EIGHT):
+                    query = scratch + done * query_stride
+                    target = scores + tile * 64 + done * t.SCORE_STRIDE
                     if count - done > _FOUR:
                         score_tile(_EIGHT, element_bytes, query, query_stride, key_tile, padded, target, t.SCORE_STRIDE)
-                        done += _EIGHT
                     else:
                         score_tile(_FOUR, element_bytes, query, query_stride, key_tile, padded, target, t.SCORE_STRIDE)
-                        done += _FOUR
             for index in range(count):
                 position = segment[t.START] + (first + index) // group
                 row_scores = scores + index * t.SCORE_STRIDE
-                for offset in range(max(0, position + 1 - base), here):
-                    store_f32(_HIDDEN, row_scores + offset * 4)
-                # the lanes of a last tile that lie beyond every query's position
-                for offset in range(max(here, position + 1 - base), (here + 15) // 16 * 16):
+                for offset in range(min(POSITIONS, max(0, position + 1 - base)), POSITIONS):
                     store_f32(_HIDDEN, row_scores + offset * 4)
                 if window:
                     for offset in range(min(POSITIONS, max(0, position - window + 1 - base))):
                         store_f32(_HIDDEN, row_scores + offset * 4)
                 soften(row_scores, states + index * t.STATE_STRIDE)
             for chunk in range(value_padded // 16):
-                source = values + (base * value_padded + chunk * 16) * element_bytes
-                done = 0
-                while done < count:
+                source = values + chunk * 16 * element_bytes
+                for done in range(0, count, _EIGHT):
                     target = gathered + done * out_stride + chunk * 64
                     weights = scores + done * t.SCORE_STRIDE
                     state = states + done * t.STATE_STRIDE
@@ -194,7 +226,6 @@ def make_attend(element_bytes: int):  # type: ignore[no-untyped-def]  # a numba 
                             target,
                             out_stride,
                         )
-                        done += _EIGHT
                     else:
                         gather_values(
                             _FOUR,
@@ -209,7 +240,6 @@ def make_attend(element_bytes: int):  # type: ignore[no-untyped-def]  # a numba 
                             target,
                             out_stride,
                         )
-                        done += _FOUR
 
         for index in range(count):
             row = segment[t.FIRST_ROW] + (first + index) // group
@@ -219,8 +249,4 @@ def make_attend(element_bytes: int):  # type: ignore[no-untyped-def]  # a numba 
             for element in range(value_dim):
                 store_f32(load_f32(gathered + index * out_stride + element * 4) / total, place + element * 4)
 
-    return attend
-
-
-attend_half = make_attend(2)
-attend_single = make_attend(4)
+    return kernel(attend, 11, cached=cached)

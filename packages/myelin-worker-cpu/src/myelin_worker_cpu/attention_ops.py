@@ -1,8 +1,8 @@
 """The inner loops of attention as intrinsics: scores of a tile of 16 positions, online softmax, weighted values.
 
-Keys lie in tiles of 16 positions, element by element (``[head_dim][16]``), so 16 scores grow in one register; values lie
-row by row. Several queries share each key or value that is read. Every query's arithmetic is its own and in a fixed
-order, whatever the others in the block are.
+Keys lie in tiles of 16 positions, element by element (``[head_dim][16]``), so 16 scores grow in one register; values
+lie row by row. Several queries share each key or value that is read. Every query's arithmetic is its own and in a
+fixed order, whatever the others in the block are.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from numba import types
-from numba.extending import intrinsic
 
 from myelin_worker_cpu.isa_here import ISA
+from myelin_worker_cpu.jit import intrinsic, intrinsic_of_constants
 from myelin_worker_cpu.vector_ir import F32, I32, V16F32, Emitter, Value, constant
 
 POSITIONS = 64
@@ -25,7 +25,7 @@ def _keys(emitter: Emitter, address: Value, element_bytes: int) -> Value:
     return emitter.load_half(address, align=32)
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]  # numba has no types
+@intrinsic_of_constants
 def score_tile(
     _context: Any,
     queries: Any,
@@ -57,12 +57,12 @@ def score_tile(
     return types.void(queries, element_bytes, *[types.int64] * 6), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def soften(_context: Any, scores: Any, state: Any) -> Any:
     """One step of the online softmax for one query.
 
-    ``scores`` is the address of 64 scores, replaced by their weights; ``state`` that of three f32: the running maximum, the
-    running sum, and (written) the factor by which what was gathered before must be multiplied.
+    ``scores`` is the address of 64 scores, replaced by their weights; ``state`` that of three f32: the running
+    maximum, the running sum, and (written) the factor by which what was gathered before must be multiplied.
     """
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -88,7 +88,7 @@ def soften(_context: Any, scores: Any, state: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+@intrinsic_of_constants
 def gather_values(
     _context: Any,
     queries: Any,
@@ -103,7 +103,7 @@ def gather_values(
     out: Any,
     out_stride: Any,
 ) -> Any:
-    """``out[q, 0:16] = out[q, 0:16] * factor[q] + weights[q, 0:positions] @ values[0:positions, 0:16]``; strides in bytes.
+    """``out[q] = out[q] * factor[q] + weights[q, 0:positions] @ values[0:positions]`` for 16 columns; strides in bytes.
 
     ``factor`` is the third number of each query's ``state``.
     """

@@ -1,7 +1,7 @@
 """Where compiled kernels are kept between runs, and how processes that compile at once stay out of each other's way.
 
-Numba's own index of a cached function is written without a lock: two processes that add different entries at once may give
-both the same file name, and a later process would load the wrong code. So whoever has something to compile holds
+Numba's own index of a cached function is written without a lock: two processes that add different entries at once may
+give both the same file name, and a later process would load the wrong code. So whoever has something to compile holds
 :func:`compile_lock`; a marker for each finished set of kernels lets all others pass without it.
 """
 

@@ -1,11 +1,12 @@
-"""One row of a tiled matrix as float32: the token embedding's look-up, and the readable twin of :mod:`tile_dot`'s decoding."""
+"""One row of a tiled matrix as float32: the token embedding's look-up, and the readable twin of :mod:`tile_dot`."""
 
 from __future__ import annotations
 
-import numba
+from typing import Any
 
 from myelin_worker_cpu import tables as t
 from myelin_worker_cpu.formats import Scales
+from myelin_worker_cpu.jit import inlined
 from myelin_worker_cpu.pointers import load_f32, load_half, load_u8, load_u16_as_bfloat, store_f32
 
 _HALF_MIN = int(Scales.HALF_MIN)
@@ -13,8 +14,8 @@ _SUPER_MIN = int(Scales.SUPER_MIN)
 _SUPER_16 = int(Scales.SUPER_16)
 
 
-@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]  # numba has no types
-def read_row(matrix, row, factor, out):  # type: ignore[no-untyped-def]  # typed by numba
+@inlined
+def read_row(matrix: Any, row: int, factor: float, out: int) -> None:
     """Write row ``row`` of the matrix (a row of the matrices table) times ``factor`` to the f32 at address ``out``."""
     lane = row % 16
     tile = matrix[t.WEIGHTS] + row // 16 * matrix[t.TILE_BYTES]
@@ -34,8 +35,8 @@ def read_row(matrix, row, factor, out):  # type: ignore[no-untyped-def]  # typed
             _read_group(matrix, tile, group, lane, factor, out + group * 128)
 
 
-@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def _read_group(matrix, tile, group, lane, factor, out):  # type: ignore[no-untyped-def]
+@inlined
+def _read_group(matrix: Any, tile: int, group: int, lane: int, factor: float, out: int) -> None:
     """32 columns of a quantised row."""
     low_bits, high_bits, scales = matrix[t.LOW_BITS], matrix[t.HIGH_BITS], matrix[t.SCALES]
     low_bytes, high_bytes = 64 * low_bits, 64 * high_bits

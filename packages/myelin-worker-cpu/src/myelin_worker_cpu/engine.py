@@ -1,10 +1,12 @@
-"""The CPU engine: quantized weights in tiles, one compiled call for a whole stage. See ``README.md`` for the outline."""
+"""The CPU engine: quantized weights in tiles, one compiled call for a whole stage. ``README.md`` has the outline."""
 
 from __future__ import annotations
 
 import time
 
 import numpy as np
+from numpy.typing import NDArray
+
 from myelin.engine_api import (
     EngineError,
     EngineOptions,
@@ -19,8 +21,6 @@ from myelin.engine_api import (
     StageOutput,
     choose,
 )
-from numpy.typing import NDArray
-
 from myelin_worker_cpu import tables as t
 from myelin_worker_cpu.chunks import Chunk, cut
 from myelin_worker_cpu.isa_here import ISA
@@ -78,11 +78,18 @@ class CpuEngine:
         )
         slots = Slots(layout, self._options.max_sequences, self._options.max_context)
         self._check_memory(planned_bytes(shard), slots.reserved_bytes)
-        kernels = prepare(kinds, self._threads, progress)
+        kernels = prepare(kinds, layout.element_bytes, progress)
         try:
             weights = load(shard, lambda done, total: progress("load", done, total))
             program = Program(
-                parameters, stage, weights, kernels, layout, self._threads, self._options.max_batch_tokens
+                parameters,
+                stage,
+                weights,
+                kernels,
+                layout,
+                self._threads,
+                self._sync.ctypes.data,
+                self._options.max_batch_tokens,
             )
         except MemoryError as error:
             raise EngineError(
@@ -196,27 +203,7 @@ class CpuEngine:
         if not is_tail:
             program.buffers[t.HIDDEN_OUT] = self._hidden.ctypes.data + offset
         assert self._kernels is not None
-        self._kernels.run_stage(*self._arguments(program))
-
-    def _arguments(self, program: Program) -> tuple[object, ...]:
-        return (
-            self._threads,
-            program.element_bytes,
-            program.shape,
-            program.constants,
-            program.frequencies,
-            program.layers,
-            program.matrices,
-            program.buffers,
-            program.step,
-            program.tokens,
-            program.positions,
-            program.segments,
-            program.outputs,
-            program.chosen,
-            program.logprobs,
-            self._sync.ctypes.data,
-        )
+        self._kernels.stage(0, program.context)
 
     def _sample(self, program: Program, parameters: Hyperparameters, index: int, segment: Segment) -> Sample:
         position = segment.start + segment.count
@@ -229,8 +216,8 @@ class CpuEngine:
     def _help(self, thread: int) -> None:
         assert self._kernels is not None
         assert self._program is not None
-        self._kernels.help_stage(thread, *self._arguments(self._program))
+        self._kernels.stage(thread, self._program.context)
 
     def _stop(self) -> None:
         assert self._kernels is not None
-        self._kernels.stop_helpers(self._sync.ctypes.data)
+        self._kernels.stop(self._sync.ctypes.data)

@@ -1,23 +1,27 @@
-"""Getting the compiled functions that a stage needs: from the cache on disk, or compiled now, with progress."""
+"""Getting the kernels that a stage needs: from the cache on disk, or compiled now, with progress."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+import ctypes
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import llvmlite.binding
 import numba
-from myelin.engine_api import GgmlType, Progress
-from numba import types
+import numba.core.config
 
-from myelin_worker_cpu import cache, stage
+from myelin.engine_api import GgmlType, Progress
+from myelin_worker_cpu import cache
+from myelin_worker_cpu.attention import compile_attend, compile_remember
 from myelin_worker_cpu.formats import FORMATS
 from myelin_worker_cpu.isa_here import ISA
 from myelin_worker_cpu.matmul import compile_matmul
 from myelin_worker_cpu.records import WIDTHS
+from myelin_worker_cpu.stage import compile_layer, compile_stage, compile_stop
 
 _COMPILED: dict[str, Any] = {}
 """What this process has already; engines of one process share it."""
@@ -25,60 +29,68 @@ _COMPILED: dict[str, Any] = {}
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The compiled functions of one stage.
+    """The kernels of one stage. Calling ``stage`` or ``stop`` lets go of Python's lock meanwhile.
 
     Attributes:
-        run_stage, help_stage, stop_helpers: See :mod:`myelin_worker_cpu.stage`; the helpers' two are None for one thread.
+        stage, stop: See :mod:`myelin_worker_cpu.stage`.
+        layer, remember, attend: Addresses; see there and :mod:`myelin_worker_cpu.attention`.
         matmul: The address of the product for each type and block width.
     """
 
-    run_stage: Any
-    help_stage: Any
-    stop_helpers: Any
-    matmul: dict[tuple[GgmlType, int], int] = field(default_factory=dict)
+    stage: Callable[[int, int], None]
+    stop: Callable[[int], None]
+    layer: int
+    remember: int
+    attend: int
+    matmul: dict[tuple[GgmlType, int], int]
 
 
-def prepare(matrix_types: Collection[GgmlType], threads: int, progress: Progress) -> Kernels:
-    """Compile or fetch what a stage with matrices of these types needs. Safe beside other processes that do the same."""
-    names = ["run_stage"]
-    if threads > 1:
-        names += ["help_stage", "stop_helpers"]
-    names += [f"matmul-{kind.name}-{width}" for kind in sorted(matrix_types) for width in WIDTHS]
-    progress("compile", 0, len(names))
+def prepare(matrix_types: Collection[GgmlType], element_bytes: int, progress: Progress) -> Kernels:
+    """Compile or fetch what a stage needs. Safe beside other processes that do the same.
+
+    Args:
+        matrix_types: Of the stage's matrices.
+        element_bytes: Of a key or value.
+        progress: Told the phase ``compile``.
+    """
+    work: dict[str, Callable[..., Any]] = {
+        "stage": compile_stage,
+        "stop": compile_stop,
+        "layer": compile_layer,
+        f"remember-{element_bytes}": partial(compile_remember, element_bytes),
+        f"attend-{element_bytes}": partial(compile_attend, element_bytes),
+    }
+    for kind in sorted(matrix_types):
+        for width in WIDTHS:
+            work[_matmul_name(kind, width)] = partial(compile_matmul, FORMATS[kind], width)
+    progress("compile", 0, len(work))
     folder = _folder()
     markers = None if folder is None else cache.Markers(folder, _processor())
     with contextlib.ExitStack() as stack:
         if folder is not None and markers is not None:
             stack.enter_context(_numba_cache(folder))
-            if not all(name in _COMPILED or markers.has(name) for name in names):
+            if not all(name in _COMPILED or markers.has(name) for name in work):
                 stack.enter_context(cache.compile_lock(folder))
-        for done, name in enumerate(names, start=1):
+        for done, (name, compile_kernel) in enumerate(work.items(), start=1):
             if name not in _COMPILED:
-                _COMPILED[name] = _compile(name, cached=folder is not None)
+                _COMPILED[name] = compile_kernel(cached=folder is not None)
                 if markers is not None:
                     markers.set(name)
-            progress("compile", done, len(names))
+            progress("compile", done, len(work))
     return Kernels(
-        run_stage=_COMPILED["run_stage"],
-        help_stage=_COMPILED["help_stage"] if threads > 1 else None,
-        stop_helpers=_COMPILED["stop_helpers"] if threads > 1 else None,
+        stage=ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(_COMPILED["stage"].address),
+        stop=ctypes.CFUNCTYPE(None, ctypes.c_int64)(_COMPILED["stop"].address),
+        layer=_COMPILED["layer"].address,
+        remember=_COMPILED[f"remember-{element_bytes}"].address,
+        attend=_COMPILED[f"attend-{element_bytes}"].address,
         matmul={
-            (kind, width): _COMPILED[f"matmul-{kind.name}-{width}"].address for kind in matrix_types for width in WIDTHS
+            (kind, width): _COMPILED[_matmul_name(kind, width)].address for kind in matrix_types for width in WIDTHS
         },
     )
 
 
-def _compile(name: str, *, cached: bool) -> Any:
-    signatures = {
-        "run_stage": types.void(*stage.STAGE_ARGUMENTS),
-        "help_stage": types.void(*stage.HELPER_ARGUMENTS),
-        "stop_helpers": types.void(types.int64),
-    }
-    if name in signatures:
-        decorate = numba.njit(signatures[name], nogil=True, error_model="numpy", cache=cached)
-        return decorate(getattr(stage, name))
-    _, kind, width = name.split("-")
-    return compile_matmul(FORMATS[GgmlType[kind]], int(width), cached=cached)
+def _matmul_name(kind: GgmlType, width: int) -> str:
+    return f"matmul-{kind.name}-{width}"
 
 
 def _folder() -> Path | None:
@@ -98,9 +110,10 @@ def _processor() -> str:
 @contextlib.contextmanager
 def _numba_cache(folder: Path) -> Iterator[None]:
     """Have numba keep what is decorated meanwhile in ``folder``."""
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(folder)
+    config: Any = numba.core.config
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(folder)
     try:
         yield
     finally:
-        numba.config.CACHE_DIR = before
+        config.CACHE_DIR = before

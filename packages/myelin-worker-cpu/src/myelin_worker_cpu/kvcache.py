@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from myelin.engine_api import EngineError, Hyperparameters, Segment, SequenceId
 from numpy.typing import NDArray
 
+from myelin.engine_api import EngineError, Hyperparameters, Segment, SequenceId
 from myelin_worker_cpu.attention_ops import POSITIONS
 from myelin_worker_cpu.repack import aligned
 
@@ -23,8 +23,9 @@ def padded(size: int, to: int = VECTOR) -> int:
 class CacheLayout:
     """Where a slot's keys and values are; all in bytes.
 
-    A layer has the keys of every key/value head in tiles of 16 positions (``[positions/16][head_dim][16]``), then the values
-    (``[positions][value_dim]``); head sizes are padded to 16.
+    A slot is a sequence of *blocks* of 64 positions, so that memory is committed as a sequence grows, whatever the
+    size of the system's pages. A block has, for each layer and in it for each key/value head, the keys in tiles of 16
+    positions (``[4][head_dim][16]``) and then the values (``[64][value_dim]``); head sizes are padded to 16.
     """
 
     layers: int
@@ -47,29 +48,29 @@ class CacheLayout:
         )
 
     @property
-    def key_head_bytes(self) -> int:
-        """One head's keys."""
-        return self.positions * self.head_dim * self.element_bytes
-
-    @property
-    def value_head_bytes(self) -> int:
-        """One head's values."""
-        return self.positions * self.value_dim * self.element_bytes
-
-    @property
     def values_start(self) -> int:
-        """Where a layer's values begin."""
-        return self.kv_heads * self.key_head_bytes
+        """Where a head's values begin in a block, after its keys."""
+        return POSITIONS * self.head_dim * self.element_bytes
+
+    @property
+    def head_bytes(self) -> int:
+        """One head's keys and values in a block."""
+        return POSITIONS * (self.head_dim + self.value_dim) * self.element_bytes
 
     @property
     def layer_bytes(self) -> int:
-        """One layer's keys and values."""
-        return self.kv_heads * (self.key_head_bytes + self.value_head_bytes)
+        """One layer's keys and values in a block."""
+        return self.kv_heads * self.head_bytes
+
+    @property
+    def block_bytes(self) -> int:
+        """A block."""
+        return self.layers * self.layer_bytes
 
     @property
     def slot_bytes(self) -> int:
         """One sequence's keys and values."""
-        return self.layers * self.layer_bytes
+        return self.positions // POSITIONS * self.block_bytes
 
 
 @dataclass(slots=True)
@@ -110,7 +111,8 @@ class Slots:
             new += known is None
             if segment.count < 1 or not 0 <= segment.start <= held:
                 raise EngineError(
-                    f"sequence {segment.sequence} holds {held} positions, but {segment.count} from {segment.start} were sent",
+                    f"sequence {segment.sequence} holds {held} positions, "
+                    f"but {segment.count} from {segment.start} were sent",
                     "This is a fault of the scheduler; please report it.",
                     reason="position-gap",
                 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from myelin.engine_api import Engine, EngineOptions, EngineSupport, hookimpl
-
 from myelin_worker_cpu.formats import SUPPORTED_TYPES
 
 ENGINE_NAME = "cpu"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from myelin.engine_api import Activation, EngineError, Hyperparameters, RopeStyle, StageSlice
 from numpy.typing import NDArray
 
+from myelin.engine_api import Activation, EngineError, Hyperparameters, RopeStyle, StageSlice
 from myelin_worker_cpu import records
 from myelin_worker_cpu import tables as t
 from myelin_worker_cpu.formats import tiles
@@ -38,6 +38,7 @@ class Program:
         kernels: Kernels,
         layout: CacheLayout,
         threads: int,
+        sync: int,
         max_rows: int,
     ) -> None:
         self._parameters = parameters
@@ -46,14 +47,13 @@ class Program:
         self._kernels = kernels
         self._kept: list[NDArray[np.uint8]] = []
         self.rows_at_once = min(ROWS_AT_ONCE, padded(max_rows, 16))
-        self.threads = threads
-        self.element_bytes = layout.element_bytes
+        self._threads = threads
 
         layers = stage.end_layer - stage.first_layer
         self.shape = np.zeros(t.SHAPE_SIZE, dtype=np.int64)
         self.constants = np.zeros(t.CONSTANTS_SIZE, dtype=np.float32)
-        self.layers = np.zeros((layers, t.LAYER_SIZE), dtype=np.int64)
-        self.matrices = np.zeros((layers * t.LAYER_MATRICES + 2, t.MATRIX_SIZE), dtype=np.int64)
+        self._layers = np.zeros((layers, t.LAYER_SIZE), dtype=np.int64)
+        self._matrices = np.zeros((layers * t.LAYER_MATRICES + 2, t.MATRIX_SIZE), dtype=np.int64)
         self.buffers = np.zeros(t.BUFFER_SIZE, dtype=np.int64)
         self.step = np.zeros(t.STEP_SIZE, dtype=np.int64)
         self.tokens = np.zeros(self.rows_at_once, dtype=np.int32)
@@ -62,7 +62,7 @@ class Program:
         self.outputs = np.zeros(OUTPUTS_AT_ONCE, dtype=np.int64)
         self.chosen = np.zeros(OUTPUTS_AT_ONCE, dtype=np.int64)
         self.logprobs = np.zeros(OUTPUTS_AT_ONCE, dtype=np.float64)
-        self.frequencies = self._frequencies()
+        self._turns = self._frequencies()
         self.logits = np.zeros((0, 0), dtype=np.float32)
 
         self._fill_constants()
@@ -71,6 +71,12 @@ class Program:
             self._fill_layer(index)
         self._fill_ends(layers)
         self._fill_buffers()
+        self._context = self._join(sync)
+
+    @property
+    def context(self) -> int:
+        """The address of the context table, which is all that the compiled stage is given."""
+        return int(self._context.ctypes.data)
 
     # --- tables ------------------------------------------------------------------------------------------------------
 
@@ -123,16 +129,16 @@ class Program:
         shape[t.IS_TAIL] = self._stage.is_tail
         shape[t.VOCABULARY] = parameters.vocab_size
         shape[t.LOGIT_STRIDE] = _stride(parameters.vocab_size)
+        shape[t.KV_BLOCK_BYTES] = layout.block_bytes
         shape[t.KV_LAYER_BYTES] = layout.layer_bytes
+        shape[t.KV_HEAD_BYTES] = layout.head_bytes
         shape[t.KV_VALUES] = layout.values_start
-        shape[t.KEY_HEAD_BYTES] = layout.key_head_bytes
-        shape[t.VALUE_HEAD_BYTES] = layout.value_head_bytes
         shape[t.ROPE_ROW_BYTES] = padded(parameters.rope_dims) * 4
         shape[t.ROPE_KIND_BYTES] = self.rows_at_once * shape[t.ROPE_ROW_BYTES]
 
     def _fill_layer(self, index: int) -> None:
         number = self._stage.first_layer + index
-        row = self.layers[index]
+        row = self._layers[index]
         window = self._parameters.sliding_window[number]
         row[t.WINDOW] = window
         row[t.ROPE_KIND] = window > 0
@@ -182,20 +188,35 @@ class Program:
         return matrix
 
     def _fill_matrix(self, index: int, matrix: Matrix) -> None:
-        fmt, row = matrix.format, self.matrices[index]
+        fmt, row = matrix.format, self._matrices[index]
         for place, width in zip((t.KERNEL_1, t.KERNEL_4, t.KERNEL_16), records.WIDTHS, strict=True):
             row[place] = self._kernels.matmul[fmt.ggml_type, width]
-        row[t.WEIGHTS] = matrix.tiles.ctypes.data
-        row[t.TILE_BYTES] = fmt.tile_bytes(matrix.columns)
-        row[t.TILES] = tiles(matrix.rows)
-        row[t.SLABS] = fmt.slabs(matrix.columns)
-        row[t.COLUMNS] = matrix.columns
-        row[t.LOW_BITS] = fmt.low
-        row[t.HIGH_BITS] = fmt.high
-        row[t.OFFSET] = fmt.offset
-        row[t.SCALES] = fmt.scales
-        row[t.ELEMENT] = _ELEMENTS.get(fmt.ggml_type.name, 0)
-        row[t.SLAB_BYTES] = fmt.slab_bytes
+        describe_matrix(row, matrix)
+
+    def _join(self, sync: int) -> NDArray[np.int64]:
+        context = np.zeros(t.CONTEXT_SIZE, dtype=np.int64)
+        for place, table in (
+            (t.SHAPE, self.shape),
+            (t.CONSTANTS, self.constants),
+            (t.FREQUENCIES, self._turns),
+            (t.LAYER_TABLE, self._layers),
+            (t.MATRIX_TABLE, self._matrices),
+            (t.BUFFERS, self.buffers),
+            (t.STEP, self.step),
+            (t.TOKENS, self.tokens),
+            (t.POSITIONS, self.positions),
+            (t.SEGMENT_TABLE, self.segments),
+            (t.OUTPUT_ROWS, self.outputs),
+            (t.CHOSEN, self.chosen),
+            (t.LOGPROBS, self.logprobs),
+        ):
+            context[place] = table.ctypes.data
+        context[t.SYNC] = sync
+        context[t.THREADS] = self._threads
+        context[t.LAYER_KERNEL] = self._kernels.layer
+        context[t.REMEMBER_KERNEL] = self._kernels.remember
+        context[t.ATTEND_KERNEL] = self._kernels.attend
+        return context
 
     # --- memory ------------------------------------------------------------------------------------------------------
 
@@ -234,7 +255,7 @@ class Program:
             offset += padded(int(size), 64)
         # threads must not share pages of what they write all the time
         shape[t.PRIVATE_BYTES] = padded(offset, 4096)
-        self.buffers[t.PRIVATE] = self._allocate(int(shape[t.PRIVATE_BYTES]) * self.threads)
+        self.buffers[t.PRIVATE] = self._allocate(int(shape[t.PRIVATE_BYTES]) * self._threads)
         if self._stage.is_tail:
             memory = aligned(OUTPUTS_AT_ONCE * int(shape[t.LOGIT_STRIDE]))
             self._kept.append(memory)
@@ -245,6 +266,22 @@ class Program:
         memory = aligned(size)
         self._kept.append(memory)
         return int(memory.ctypes.data)
+
+
+def describe_matrix(row: NDArray[np.int64], matrix: Matrix) -> None:
+    """Fill a row of the matrices table, all but its kernels."""
+    fmt = matrix.format
+    row[t.WEIGHTS] = matrix.tiles.ctypes.data
+    row[t.TILE_BYTES] = fmt.tile_bytes(matrix.columns)
+    row[t.TILES] = tiles(matrix.rows)
+    row[t.SLABS] = fmt.slabs(matrix.columns)
+    row[t.COLUMNS] = matrix.columns
+    row[t.LOW_BITS] = fmt.low
+    row[t.HIGH_BITS] = fmt.high
+    row[t.OFFSET] = fmt.offset
+    row[t.SCALES] = fmt.scales
+    row[t.ELEMENT] = _ELEMENTS.get(fmt.ggml_type.name, 0)
+    row[t.SLAB_BYTES] = fmt.slab_bytes
 
 
 def _stride(columns: int) -> int:

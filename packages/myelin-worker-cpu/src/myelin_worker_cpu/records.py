@@ -13,8 +13,8 @@ bytes   content
 44..51  i32 twice: minus the sum of the first and of the last 16 bytes
 ======  =========================================================================================
 
-For floating-point weights it is the 32 numbers themselves. Groups are padded to an even number (to a multiple of 8 where
-weights have headers) with zeros.
+For floating-point weights it is the 32 numbers themselves. Groups are padded to an even number (to a multiple of 8
+where weights have headers) with zeros.
 """
 
 from __future__ import annotations

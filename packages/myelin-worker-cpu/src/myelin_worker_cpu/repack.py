@@ -1,8 +1,9 @@
 """From GGML's blocks to tiles, in NumPy, a chunk of rows at a time.
 
-Each type has a function that takes its blocks apart into :class:`Parts`; what follows is the same for all of them: rows are
-interleaved by transposing 4-byte units, and everything is put in its place through a structured view of the tiles. GGML's
-layouts are those of ``ggml-common.h`` and ``ggml-quants.c`` (the ``gguf`` package's ``quants.py`` is the readable form).
+Each type has a function that takes its blocks apart into :class:`Parts`; what follows is the same for all of them:
+rows are interleaved by transposing 4-byte units, and everything is put in its place through a structured view of the
+tiles. GGML's layouts are those of ``ggml-common.h`` and ``ggml-quants.c`` (the ``gguf`` package's ``quants.py`` is
+the readable form).
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from myelin.engine_api import BLOCKS, GgmlType
 from numpy.typing import NDArray
 
+from myelin.engine_api import BLOCKS, GgmlType
 from myelin_worker_cpu.formats import (
     FORMATS,
     HEADER_SLABS,
@@ -31,8 +32,10 @@ class Parts:
     """The blocks of some rows, taken apart. ``G`` is the number of groups of 32 columns.
 
     Attributes:
-        low: ``uint8[rows, G, 16]`` for a nibble plane (column ``i`` low, ``16+i`` high), else codes ``uint8[rows, G, 32]``.
-        high: For a bit plane ``uint8[rows, G, 4]``, bit ``k`` (little endian) that of column ``k``; for a pair plane codes
+        low: ``uint8[rows, G, 16]`` for a nibble plane (column ``i`` low, ``16+i`` high), else codes ``uint8[rows, G,
+        32]``.
+        high: For a bit plane ``uint8[rows, G, 4]``, bit ``k`` (little endian) that of column ``k``; for a pair plane
+        codes
             ``uint8[rows, G, 32]``; or None.
         scales: ``uint16[rows, G, 1 or 2]`` for halves, ``uint8[rows, G, 2]`` for the K types.
         header: ``uint16[rows, G/8, 2]`` for the K types, or None.
@@ -66,8 +69,10 @@ class TileWriter:
         self._slabs = self.format.slabs(columns)
 
     def put(self, first_row: int, raw: Bytes) -> None:
-        """Repack rows ``first_row…``: ``raw`` is ``uint8[count, row_bytes]``; ``first_row`` must be a multiple of 16, and
-        ``count`` too unless they are the last."""
+        """Repack rows ``first_row…``: ``raw`` is ``uint8[count, row_bytes]``.
+
+        ``first_row`` must be a multiple of 16, and so must ``count``, unless they are the last rows.
+        """
         count = len(raw)
         padded = tiles(count) * TILE_ROWS
         if padded != count:
@@ -152,10 +157,10 @@ def _high_plane(plane: Plane, high: Bytes) -> Bytes:
 
 
 def _join_pairs(codes: Bytes) -> Bytes:
-    """2-bit codes ``uint8[rows, G, 32]`` to ``uint8[rows, G, 8]``: byte ``4h+c`` has columns ``16h+4s+c`` at bits ``2s``."""
+    """2-bit codes ``[rows, G, 32]`` to ``[rows, G, 8]``: byte ``4h+c`` has columns ``16h+4s+c`` at bits ``2s``."""
     parts = codes.reshape(*codes.shape[:2], 2, 4, 4)
     joined = parts[..., 0, :] | parts[..., 1, :] << 2 | parts[..., 2, :] << 4 | parts[..., 3, :] << 6
-    return joined.reshape(*codes.shape[:2], 8)
+    return joined.astype(np.uint8, copy=False).reshape(*codes.shape[:2], 8)
 
 
 def _halves(blocks: Bytes, first: int, count: int) -> NDArray[np.uint16]:
@@ -186,7 +191,7 @@ def _q5_1(blocks: Bytes) -> Parts:
 
 
 def _q8_0(blocks: Bytes) -> Parts:
-    return Parts(blocks[..., 2:] ^ 0x80, None, _halves(blocks, 0, 1))
+    return Parts((blocks[..., 2:] ^ 0x80).astype(np.uint8, copy=False), None, _halves(blocks, 0, 1))
 
 
 def _q2_k(blocks: Bytes) -> Parts:
@@ -231,8 +236,8 @@ def _two_bits(packed: Bytes) -> Bytes:
     """``[rows, blocks, 64]`` to codes ``[rows, G, 32]``: 32 bytes hold four groups, two bits each."""
     rows, count = packed.shape[:2]
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
-    codes: Bytes = packed.reshape(rows, count, 2, 1, 32) >> shifts & 3
-    return codes.reshape(rows, 8 * count, 32)
+    codes = packed.reshape(rows, count, 2, 1, 32) >> shifts & 3
+    return codes.astype(np.uint8, copy=False).reshape(rows, 8 * count, 32)
 
 
 def _bit_planes(packed: Bytes) -> Bytes:
@@ -243,8 +248,7 @@ def _bit_planes(packed: Bytes) -> Bytes:
 
 
 def _join_nibbles(codes: Bytes) -> Bytes:
-    joined: Bytes = codes[..., :16] | codes[..., 16:] << 4
-    return joined
+    return (codes[..., :16] | codes[..., 16:] << 4).astype(np.uint8, copy=False)
 
 
 def _nibble_pairs(packed: Bytes) -> Bytes:

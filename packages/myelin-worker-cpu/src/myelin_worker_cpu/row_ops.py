@@ -1,4 +1,4 @@
-"""What is done to rows between matrices: norms, residuals, gates, quantising; each an intrinsic over vectors of 16 lanes.
+"""What is done to rows between matrices, as intrinsics over vectors of 16 lanes: norms, residuals, gates, quantising.
 
 Rows are given by address and by their number of vectors; they are padded with zeros to whole vectors. Sums run over two
 accumulators of 16 lanes and are folded in a fixed tree, so a row's result depends on that row alone.
@@ -10,10 +10,10 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from myelin_worker_cpu import records
 from myelin_worker_cpu.isa_here import ISA
+from myelin_worker_cpu.jit import intrinsic
 from myelin_worker_cpu.vector_ir import F32, I32, I64, V16F32, Emitter, Value, constant
 
 SILU = 0
@@ -25,7 +25,7 @@ def _vector(emitter: Emitter, address: Value, index: Value) -> Value:
     return emitter.load(V16F32, emitter.at(address, emitter.scaled(index, 64)), align=4)
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+@intrinsic
 def sum_squares(_context: Any, x: Any, vectors: Any) -> Any:
     """The sum of the squares of ``16 * vectors`` numbers, as f32."""
 
@@ -40,7 +40,7 @@ def sum_squares(_context: Any, x: Any, vectors: Any) -> Any:
     return types.float32(types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def scale_by(_context: Any, x: Any, weight: Any, factor: Any, out: Any, vectors: Any) -> Any:
     """``out = x * factor * weight`` (``out`` may be ``x``)."""
 
@@ -57,7 +57,7 @@ def scale_by(_context: Any, x: Any, weight: Any, factor: Any, out: Any, vectors:
     return types.void(types.int64, types.int64, types.float32, types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def multiply(_context: Any, x: Any, factor: Any, vectors: Any) -> Any:
     """``x *= factor``."""
 
@@ -72,7 +72,7 @@ def multiply(_context: Any, x: Any, factor: Any, vectors: Any) -> Any:
     return types.void(types.int64, types.float32, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def add_to(_context: Any, target: Any, addend: Any, vectors: Any) -> Any:
     """``target += addend``."""
 
@@ -98,7 +98,7 @@ def _gelu_argument(emitter: Emitter, value: Value) -> Value:
     return builder.fmul(builder.fmul(value, constant(V16F32, 1.5957691669464111)), cubic)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def gate(_context: Any, kind: Any, gates: Any, up: Any, vectors: Any) -> Any:
     """``gates = act(gates) * up`` with ``kind`` SILU or GELU_TANH."""
 
@@ -116,7 +116,7 @@ def gate(_context: Any, kind: Any, gates: Any, up: Any, vectors: Any) -> Any:
     return types.void(*[types.int64] * 4), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def soft_cap(_context: Any, x: Any, cap: Any, vectors: Any) -> Any:
     """``x = cap * tanh(x / cap)``."""
 
@@ -133,7 +133,7 @@ def soft_cap(_context: Any, x: Any, cap: Any, vectors: Any) -> Any:
     return types.void(types.int64, types.float32, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def largest(_context: Any, x: Any, vectors: Any) -> Any:
     """The largest of ``16 * vectors`` numbers."""
 
@@ -147,7 +147,7 @@ def largest(_context: Any, x: Any, vectors: Any) -> Any:
     return types.float32(types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def sum_exponentials(_context: Any, x: Any, peak: Any, vectors: Any) -> Any:
     """The sum of ``exp(x - peak)``, as f32."""
 
@@ -163,7 +163,7 @@ def sum_exponentials(_context: Any, x: Any, peak: Any, vectors: Any) -> Any:
     return types.float32(types.int64, types.float32, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def quantise_group(_context: Any, x: Any, record: Any) -> Any:
     """Quantise 32 numbers at ``x`` into the record at ``record`` (see :mod:`myelin_worker_cpu.records`)."""
 
@@ -191,7 +191,7 @@ def quantise_group(_context: Any, x: Any, record: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def copy_group(_context: Any, x: Any, entry: Any) -> Any:
     """Copy 32 numbers."""
 

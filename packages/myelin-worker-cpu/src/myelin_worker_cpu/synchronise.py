@@ -1,8 +1,8 @@
 """How the compute threads of a step wait for each other: atomics, a short spin, then a sleep in the system.
 
-The words of a :func:`sync_block` each have a cache line of their own. A barrier's last arrival opens the next generation; the
-others spin for some tens of microseconds, then sleep on a futex (Linux) or give their core away (elsewhere), so that a
-busy neighbour costs a context switch and not a collapse.
+The words of a :func:`sync_block` each have a cache line of their own. A barrier's last arrival opens the next
+generation; the others spin for some tens of microseconds, then sleep on a futex (Linux) or give their core away
+(elsewhere), so that a busy neighbour costs a context switch and not a collapse.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from myelin_worker_cpu.jit import intrinsic
 from myelin_worker_cpu.repack import aligned
 from myelin_worker_cpu.vector_ir import I32, I64, Value
 
@@ -75,7 +75,7 @@ def _yield_core(builder: Any) -> None:
     builder.call(builder.module.globals.get(name) or ir.Function(builder.module, kind, name), [])
 
 
-@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+@intrinsic
 def wait_while_equal(_context: Any, word: Any, value: Any, sleepers: Any, spins: Any) -> Any:
     """Return once the i32 at ``word`` differs from ``value``; ``sleepers`` counts those who need :func:`wake`."""
 
@@ -123,7 +123,7 @@ def wait_while_equal(_context: Any, word: Any, value: Any, sleepers: Any, spins:
     return types.void(*[types.int64] * 4), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def advance(_context: Any, word: Any, sleepers: Any) -> Any:
     """Add one to the i32 at ``word`` and wake everyone who sleeps on it."""
 
@@ -139,7 +139,7 @@ def advance(_context: Any, word: Any, sleepers: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def read_word(_context: Any, word: Any) -> Any:
     """The i32 at ``word``, with everything that was written before it."""
 
@@ -149,7 +149,7 @@ def read_word(_context: Any, word: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def swap_add(_context: Any, word: Any, change: Any) -> Any:
     """Add to the i32 at ``word``; returns what was there."""
 

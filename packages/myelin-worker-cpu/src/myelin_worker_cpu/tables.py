@@ -6,7 +6,34 @@ Addresses are bytes in memory, strides are in bytes, a *vector* is 16 float32.
 
 from __future__ import annotations
 
-# --- shape: int64[SHAPE_SIZE], fixed after loading -------------------------------------------------------------------------
+# --- context: int64[CONTEXT_SIZE], addresses of the other tables, and of kernels -------------------------------------
+SHAPE = 0
+CONSTANTS = 1
+FREQUENCIES = 2
+"""float64[2, rope_dims/2]: radians for each position; of global layers, then of those with a window."""
+LAYER_TABLE = 3
+MATRIX_TABLE = 4
+BUFFERS = 5
+STEP = 6
+TOKENS = 7
+"""int32[rows]."""
+POSITIONS = 8
+"""int64[rows]."""
+SEGMENT_TABLE = 9
+OUTPUT_ROWS = 10
+"""int64[outputs]: rows whose logits are wanted."""
+CHOSEN = 11
+"""int64[outputs]: the likeliest token of each."""
+LOGPROBS = 12
+"""float64[outputs]: its log-probability."""
+SYNC = 13
+THREADS = 14
+LAYER_KERNEL = 15
+REMEMBER_KERNEL = 16
+ATTEND_KERNEL = 17
+CONTEXT_SIZE = 18
+
+# --- shape: int64[SHAPE_SIZE], fixed after loading -------------------------------------------------------------------
 LAYERS = 0
 WIDTH = 1
 WIDTH_STRIDE = 2
@@ -17,6 +44,7 @@ HEAD_DIM_PADDED = 6
 VALUE_DIM = 7
 VALUE_DIM_PADDED = 8
 QUERY_STRIDE = 9
+"""Strides of queries, keys and values follow one another, as do their buffers, and those of gates and ups."""
 KEY_STRIDE = 10
 VALUE_STRIDE = 11
 ATTENDED = 12
@@ -32,11 +60,11 @@ IS_HEAD = 19
 IS_TAIL = 20
 VOCABULARY = 21
 LOGIT_STRIDE = 22
-KV_LAYER_BYTES = 23
-KV_VALUES = 24
-"""Where a layer's values begin, after its keys."""
-KEY_HEAD_BYTES = 25
-VALUE_HEAD_BYTES = 26
+KV_BLOCK_BYTES = 23
+"""See :class:`myelin_worker_cpu.kvcache.CacheLayout` for these four."""
+KV_LAYER_BYTES = 24
+KV_HEAD_BYTES = 25
+KV_VALUES = 26
 PRIVATE_BYTES = 27
 """Bytes of one thread's own memory."""
 EMBEDDING = 28
@@ -46,7 +74,7 @@ OUTPUT_NORM = 30
 """Address of its weights."""
 OUTPUT_NEEDS = 31
 PRIVATE_X = 32
-"""Offsets in a thread's own memory: a copy of the row, the row's records, its floats, a normalised row, attention's scratch."""
+"""In a thread's own memory: a copy of the row, its records and floats, a normalised row, attention's scratch."""
 PRIVATE_RECORDS = 33
 PRIVATE_FLOATS = 34
 PRIVATE_ROW = 35
@@ -55,14 +83,14 @@ ROPE_ROW_BYTES = 37
 ROPE_KIND_BYTES = 38
 SHAPE_SIZE = 40
 
-# --- constants: float32[CONSTANTS_SIZE] ----------------------------------------------------------------------------------
+# --- constants: float32[CONSTANTS_SIZE] ------------------------------------------------------------------------------
 NORM_EPSILON = 0
 ATTENTION_SCALE = 1
 EMBEDDING_SCALE = 2
 SOFT_CAP = 3
 CONSTANTS_SIZE = 4
 
-# --- layers: int64[n, LAYER_SIZE]; vectors are addresses of f32, 0 where the model has none ----------------------------------
+# --- layers: int64[n, LAYER_SIZE]; vectors are addresses of f32, 0 where the model has none --------------------------
 WINDOW = 0
 ROPE_KIND = 1
 """0 global, 1 local."""
@@ -85,7 +113,7 @@ LAYER_SIZE = 16
 NEEDS_RECORDS = 1
 NEEDS_FLOATS = 2
 
-# --- matrices: int64[n, MATRIX_SIZE]; those of layer i are rows 7*i … 7*i+6 -----------------------------------------------------
+# --- matrices: int64[n, MATRIX_SIZE]; those of layer i are rows 7*i … 7*i+6 ------------------------------------------
 KERNEL_1 = 0
 """Addresses of the compiled products for blocks of 1, 4 and 16."""
 KERNEL_4 = 1
@@ -114,7 +142,7 @@ FFN_UP = 5
 FFN_DOWN = 6
 LAYER_MATRICES = 7
 
-# --- buffers: int64[BUFFER_SIZE], addresses ------------------------------------------------------------------------------
+# --- buffers: int64[BUFFER_SIZE], addresses --------------------------------------------------------------------------
 X = 0
 RECORDS = 1
 FLOATS = 2
@@ -133,13 +161,13 @@ HIDDEN_IN = 13
 HIDDEN_OUT = 14
 BUFFER_SIZE = 16
 
-# --- step: int64[STEP_SIZE] ----------------------------------------------------------------------------------------------
+# --- step: int64[STEP_SIZE] ------------------------------------------------------------------------------------------
 ROWS = 0
 SEGMENTS = 1
 OUTPUTS = 2
 STEP_SIZE = 4
 
-# --- segments: int64[n, SEGMENT_SIZE] --------------------------------------------------------------------------------------
+# --- segments: int64[n, SEGMENT_SIZE] --------------------------------------------------------------------------------
 FIRST_ROW = 0
 COUNT = 1
 START = 2

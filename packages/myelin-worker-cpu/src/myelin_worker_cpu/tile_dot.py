@@ -1,11 +1,12 @@
 """The one kernel that matters: a tile of 16 rows times a block of activations, for every format.
 
 The matrix-vector product (a block of one) and the matrix-matrix product (blocks of 4 and 16) come from the same emitter
-with the same order of operations for each row and activation, so a token's result is the same, bit for bit, alone or in a
-batch. Dot products of a group are exact integers; groups are added in float32, first to last.
+with the same order of operations for each row and activation, so a token's result is the same, bit for bit, alone or
+in a batch. Dot products of a group are exact integers; groups are added in float32, first to last.
 
-For quantised formats, what a group adds to row ``r`` and activation ``t`` is ``d * (scale * dot - minimum * sum)``, where
-``dot`` is the integer product less ``offset * sum``; see :mod:`myelin_worker_cpu.records` for ``d`` and ``sum``.
+For quantised formats, what a group adds to row ``r`` and activation ``t`` is ``d * (scale * dot - minimum * sum)``,
+where ``dot`` is the integer product less ``offset * sum``; see :mod:`myelin_worker_cpu.records` for ``d`` and
+``sum``.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
 
 from myelin_worker_cpu import records
 from myelin_worker_cpu.formats import FORMATS, GROUP_COLUMNS, HEADER_SLABS, Plane, Scales, TileFormat
 from myelin_worker_cpu.isa import Isa
 from myelin_worker_cpu.isa_here import ISA
+from myelin_worker_cpu.jit import intrinsic_of_constants
 from myelin_worker_cpu.vector_ir import (
     F32,
     I32,
@@ -41,7 +42,7 @@ REGISTER_TOKENS = 16 if ISA is Isa.AVX512VNNI else 4
 """Activations whose sums are kept in registers at once."""
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]  # numba has no types
+@intrinsic_of_constants
 def tile_dot(
     _context: Any, ggml_type: Any, width: Any, weights: Any, x: Any, out: Any, out_stride: Any, slabs: Any
 ) -> Any:

@@ -1,7 +1,7 @@
 """Words for writing LLVM IR on vectors of 16 lanes, the same for every instruction set but for a few operations.
 
-An :class:`Emitter` wraps the builder that numba hands to an intrinsic. Addresses are 64-bit integers. Every function that
-emits arithmetic fixes its order of operations, so a result depends on the values alone.
+An :class:`Emitter` wraps the builder that numba hands to an intrinsic. Addresses are 64-bit integers. Every function
+that emits arithmetic fixes its order of operations, so a result depends on the values alone.
 """
 
 from __future__ import annotations

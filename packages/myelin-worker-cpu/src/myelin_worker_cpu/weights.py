@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from myelin.engine_api import EngineError, GgmlType, ShardReader, TensorInfo
 from numpy.typing import NDArray
 
+from myelin.engine_api import EngineError, GgmlType, ShardReader, TensorInfo
 from myelin_worker_cpu.formats import FORMATS, TILE_ROWS, TileFormat
 from myelin_worker_cpu.repack import TileWriter, aligned
 
@@ -29,7 +29,7 @@ class Matrix:
 
 @dataclass(slots=True)
 class Weights:
-    """Everything that a stage holds: matrices and vectors (float32, padded with zeros to whole groups of 64) by name."""
+    """Everything that a stage holds, by name; vectors are float32, padded with zeros to a multiple of 64."""
 
     matrices: dict[str, Matrix] = field(default_factory=dict)
     vectors: dict[str, NDArray[np.float32]] = field(default_factory=dict)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from myelin.engine_api import Engine, EngineOptions, EngineSupport, hookimpl
 
-ARCHITECTURES = frozenset({"llama", "qwen2", "qwen3", "gemma3"})
-
 
 @hookimpl
 def myelin_engine_support() -> EngineSupport:
     """Runs anywhere, and is preferred nowhere."""
     from myelin.engine.reference import REFERENCE_TYPES
+    from myelin.model.architecture import ARCHITECTURES
 
-    return EngineSupport("reference", types=REFERENCE_TYPES, architectures=ARCHITECTURES, rank=0)
+    return EngineSupport("reference", types=REFERENCE_TYPES, architectures=frozenset(ARCHITECTURES), rank=0)
 
 
 @hookimpl

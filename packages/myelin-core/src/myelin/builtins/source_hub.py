@@ -55,6 +55,7 @@ class HubSource:
         paths: list[Path] = []
         names = part_names(self._file)
         counter = _Counter(progress, len(names))
+        counter.report(0, 0)  # before a connection is tried, which may take a while
         for name in names:
             path = self._fetch(name, counter)
             paths.append(path)
@@ -91,6 +92,7 @@ class HubSource:
     def _fetch_once(self, name: str, counter: _Counter) -> Path:
         import huggingface_hub as hub
 
+        _quieten()
         token = self._options.token
         more: dict[str, Any] = {}
         if counter.wanted and _takes_progress(hub.hf_hub_download):
@@ -193,6 +195,16 @@ class HubSource:
         if isinstance(error, OSError | RuntimeError) or library in _HTTP_LIBRARIES:
             return _TransientError(f"{shown} can't be fetched: {_first_line(error)}")
         return None
+
+
+def _quieten() -> None:
+    """The Hub's client tells of each of its attempts in lines of its own, twice; what comes of them is in our error."""
+    import logging
+
+    import huggingface_hub.utils.logging  # noqa: F401  # it sets its level when it is imported
+
+    if not logging.getLogger("myelin").isEnabledFor(logging.INFO):
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
 
 
 class _TransientError(Exception):

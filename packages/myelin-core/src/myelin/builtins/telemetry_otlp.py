@@ -8,6 +8,7 @@ exporter itself.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_LOGGERS = (
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "opentelemetry.exporter.otlp.proto.grpc.exporter",
+)
 _KNOWN = ("otlp", "console", "none")
 
 
@@ -71,7 +76,24 @@ def wanted_protocol(environment: Mapping[str, str]) -> str:
     return protocol
 
 
+class FirstOnly(logging.Filter):
+    """Lets a logger complain once: a collector that is away would otherwise be complained of with every batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._complained = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether ``record`` is shown."""
+        if record.levelno < logging.WARNING:
+            return True
+        first, self._complained = not self._complained, True
+        return first
+
+
 def _otlp(environment: Mapping[str, str]) -> SpanExporter:
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(FirstOnly())
     if wanted_protocol(environment) == "grpc":
         try:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter

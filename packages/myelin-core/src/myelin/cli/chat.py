@@ -15,9 +15,9 @@ from myelin.cli.options import ANSWER_OPTIONS, RUN_OPTIONS, Invocation, with_opt
 
 if TYPE_CHECKING:
     from myelin.cli.composition import Root
-    from myelin.orchestrator.pipeline import Pipeline
-    from myelin.serve.chat import Conversation
-    from myelin.serve.generation import Completion
+    from myelin.config.settings import Settings
+    from myelin.serve.chat import ChatModel, Conversation
+    from myelin.serve.prompts import Message
 
 NAME = "chat"
 
@@ -26,14 +26,29 @@ NAME = "chat"
 def command(
     invocation: Invocation,
     system: Annotated[str, typer.Option("--system", metavar="TEXT", help="What the model is told beforehand.")] = "",
+    connect: Annotated[
+        str,
+        typer.Option("--connect", metavar="HOST:PORT", help="Talk with what `myelin serve` serves there."),
+    ] = "",
 ) -> int:
     """Talk with a model. Ctrl-C stops an answer, and ends the conversation where there is none."""
     from myelin.cli.composition import assemble
     from myelin.cli.running import run_to_end
 
+    if connect:
+        _check_options(invocation)
     repl = Repl(assemble(invocation), system)
-    run_to_end(repl.run(), intercept=repl.intercept)
+    run_to_end(repl.with_server(connect) if connect else repl.with_pipeline(), intercept=repl.intercept)
     return 0
+
+
+def _check_options(invocation: Invocation) -> None:
+    """Options about a pipeline mean nothing to one that is up already."""
+    from myelin.errors import UsageError
+
+    for key, (option, _) in invocation.options.items():
+        if key.partition(".")[0] in ("model", "runtime", "provider"):
+            raise UsageError(f"{option} has no effect with --connect", "leave it out, or start the server with it")
 
 
 class Repl:
@@ -42,7 +57,7 @@ class Repl:
     def __init__(self, root: Root, system: str) -> None:
         self._root = root
         self._system = system
-        self._answering: asyncio.Task[Completion] | None = None
+        self._answering: asyncio.Task[str] | None = None
 
     def intercept(self, number: int) -> bool:
         """A SIGINT while an answer is coming stops only the answer."""
@@ -51,28 +66,39 @@ class Repl:
         self._answering.cancel()
         return True
 
-    async def run(self) -> None:
-        """Until the person leaves, or the pipeline is lost."""
+    async def with_server(self, address: str) -> None:
+        """Talk with a server's model until the person leaves."""
+        from myelin.serve.prompt_client import ServerModel
+
+        model = ServerModel(address, request_fields(self._root.settings))
+        await model.check()
+        await self._talk(model)
+
+    async def with_pipeline(self) -> None:
+        """Bring a pipeline up and talk with its model, until the person leaves or the pipeline is lost."""
         from myelin.cli import composition
         from myelin.cli.display import Display
         from myelin.cli.output import tell
         from myelin.cli.stages import stages_table
-        from myelin.errors import RequestError
-        from myelin.serve.chat import HELP, Conversation
+        from myelin.serve.chat import PipelineModel
 
         request = composition.run_request(self._root)
-        with Display(self._root.settings.observability.log_level) as display:
+        settings = self._root.settings
+        with Display(settings.observability.log_level) as display:
             async with composition.open_pipeline(request, self._root.registry, display) as pipeline:
                 display.quiet()
                 tell(stages_table(pipeline.stages))
                 prompter = composition.prompter(pipeline)
-                if not prompter.has_template:
-                    raise RequestError(
-                        "The model has no chat template", "ask it with `myelin prompt`", reason="no-template"
-                    )
-                tell(HELP)
+                prompter.require_template()
+                model = PipelineModel(
+                    pipeline,
+                    prompter,
+                    max_tokens=settings.prompt.max_tokens,
+                    sampling=composition.sampling(settings),
+                    stop=settings.prompt.stop,
+                )
                 lost = asyncio.ensure_future(pipeline.failed())
-                talking = asyncio.ensure_future(self._talk(pipeline, Conversation(prompter, self._system)))
+                talking = asyncio.ensure_future(self._talk(model))
                 try:
                     await asyncio.wait({lost, talking}, return_when=asyncio.FIRST_COMPLETED)
                     if talking.done():
@@ -84,12 +110,14 @@ class Repl:
                         task.cancel()
                     await asyncio.gather(lost, talking, return_exceptions=True)
 
-    async def _talk(self, pipeline: Pipeline, conversation: Conversation) -> None:
+    async def _talk(self, model: ChatModel) -> None:
         from myelin.cli.output import answer, tell
         from myelin.errors import RequestError
-        from myelin.serve.chat import HELP, Command, read_line
+        from myelin.serve.chat import HELP, Command, Conversation, read_line
 
+        conversation = Conversation(self._system)
         lines = _Lines()
+        tell(HELP)
         while (line := await lines.next("> ")) is not None:
             try:
                 said = read_line(line)
@@ -102,18 +130,17 @@ class Repl:
                     tell(HELP)
                 elif said:
                     assert isinstance(said, str)
-                    await self._answer(pipeline, conversation, said)
+                    await self._ask(model, conversation, said)
             except RequestError as error:
-                tell(f"{error.message}; {error.hint}")
+                tell(f"{error.message}; {conversation.hint(error)}")
         answer("")
 
-    async def _answer(self, pipeline: Pipeline, conversation: Conversation, question: str) -> None:
+    async def _ask(self, model: ChatModel, conversation: Conversation, question: str) -> None:
         from myelin.cli.output import answer
 
-        prompt = conversation.ask(question)
-        self._answering = asyncio.ensure_future(self._show(pipeline, prompt))
+        self._answering = asyncio.ensure_future(_show(model, conversation.ask(question)))
         try:
-            completion = await self._answering
+            text = await self._answering
         except asyncio.CancelledError:
             if not self._answering.cancelled() or _being_cancelled():
                 raise
@@ -122,23 +149,31 @@ class Repl:
         finally:
             self._answering = None
         answer("")
-        conversation.answered(question, completion.text)
+        conversation.answered(question, text)
 
-    async def _show(self, pipeline: Pipeline, prompt: tuple[int, ...]) -> Completion:
-        from myelin.cli import composition
-        from myelin.cli.output import answer
-        from myelin.serve.generation import Completion, TextRequest, generate_text
 
-        settings = self._root.settings.prompt
-        request = TextRequest(
-            prompt, settings.max_tokens, composition.sampling(self._root.settings), tuple(settings.stop)
-        )
-        async with aclosing(generate_text(pipeline, request)) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, Completion):
-                    return piece
-                answer(piece.text, end="")
-        raise AssertionError("a generation ends with its completion")
+async def _show(model: ChatModel, messages: list[Message]) -> str:
+    """Show an answer as it comes; all of it."""
+    from myelin.cli.output import answer
+
+    pieces: list[str] = []
+    async with aclosing(model.answer(messages)) as coming:
+        async for piece in coming:
+            pieces.append(piece)
+            answer(piece, end="")
+    return "".join(pieces)
+
+
+def request_fields(settings: Settings) -> dict[str, object]:
+    """What the person has set for answers, and nothing else: a server has settings of its own."""
+    from myelin.config.settings import Layer
+
+    fields = {}
+    for field in ("max_tokens", "temperature", "top_k", "top_p", "seed", "stop"):
+        if settings.origin(f"prompt.{field}").layer is not Layer.DEFAULT:
+            value = getattr(settings.prompt, field)
+            fields[field] = list(value) if isinstance(value, tuple) else value
+    return fields
 
 
 def _being_cancelled() -> bool:

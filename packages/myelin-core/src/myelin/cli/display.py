@@ -114,7 +114,7 @@ class Display:
             if now - last.when < (STILL_EVERY_S if same else 0.0 if complete else LINE_EVERY_S) or (same and complete):
                 return
         self._told[event.stage, event.phase] = _Told(now, event.done, event.total)
-        self._write(f"stage {event.stage}: {_PHASE_WORDS.get(event.phase, event.phase)} {_amount(event)}".rstrip())
+        self._write(f"{_who(event)}: {_PHASE_WORDS.get(event.phase, event.phase)} {_amount(event)}".rstrip())
 
     def _draw(self, event: ProgressEvent) -> None:
         """A bar for each stage."""
@@ -134,11 +134,16 @@ class Display:
             self._tasks[event.stage] = self._progress.add_task("", total=None, amount="")
         self._progress.update(
             self._tasks[event.stage],
-            description=f"stage {event.stage} {_PHASE_WORDS.get(event.phase, event.phase)}",
+            description=f"{_who(event)} {_PHASE_WORDS.get(event.phase, event.phase)}",
             completed=event.done,
             total=event.total or None,
             amount=_amount(event),
         )
+
+
+def _who(event: ProgressEvent) -> str:
+    """Whose progress it is: a stage's, or the model's, which is opened before there are stages."""
+    return f"stage {event.stage}" if event.stage >= 0 else "model"
 
 
 def _amount(event: ProgressEvent) -> str:

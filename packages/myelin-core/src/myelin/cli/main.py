@@ -5,6 +5,8 @@ Exit codes: 0 done, 1 it failed, 2 the words or the configuration were wrong, 13
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -14,9 +16,13 @@ import typer
 
 from myelin import __version__
 from myelin.cli import bench, chat, config, doctor, inspect, plan, plugins, prompt, serve, worker
+from myelin.cli.output import prepare_streams
 from myelin.errors import MyelinError
 
 INTERRUPTED = 130
+
+_CANNOT_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What a full disk says; every other place where we write turns it into an error of its own."""
 
 app = typer.Typer(
     name="myelin",
@@ -49,6 +55,8 @@ def _root(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code. ``arguments`` are those of the process where None."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        prepare_streams()
     debug = "--debug" in words or bool(os.environ.get("MYELIN_DEBUG"))
     try:
         result = typer.main.get_command(app).main(words, prog_name="myelin", standalone_mode=False)
@@ -59,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             traceback.print_exc()
         return report(error)
+    if result == INTERRUPTED:  # newer versions of typer turn an interruption into this code by themselves
+        return report(KeyboardInterrupt())
     return result if isinstance(result, int) else 0
 
 
@@ -76,8 +86,11 @@ def report(error: BaseException) -> int:
         sys.stderr.write("Interrupted\n")
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):
-        # Whoever read our answer has had enough. Python would complain once more when it flushes at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever read our answer has had enough
+        return 1
+    if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
+        show_error(f"The answer could not be written: {error.strerror}", "free some space, or write it elsewhere")
+        _drop_output()
         return 1
     if isinstance(error, BaseExceptionGroup):
         return report(_first_of(error))
@@ -96,6 +109,12 @@ def report(error: BaseException) -> int:
         "please report this, with what the same command shows with --debug",
     )
     return 1
+
+
+def _drop_output() -> None:
+    """What is still to be flushed goes nowhere: Python would complain once more when it flushes at the end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show_error(message: str, hint: str) -> None:

@@ -38,9 +38,7 @@ RECORD = "What is recorded"
 SETTINGS = "Settings"
 
 MODEL_OPTIONS = (
-    Option(
-        "model.source", ("--model",), "SOURCE", "path, pkg:package/file, hf:owner/repo/file[@revision] or URL", MODEL
-    ),
+    Option("model.source", ("--model",), "SOURCE", "path, pkg:package/file, hf:owner/repo/file@revision or URL", MODEL),
     Option("model.gguf_repo", ("--gguf-repo",), "REPO", "repository on the Hugging Face Hub", MODEL),
     Option("model.gguf_file", ("--gguf-file",), "FILE", "file in that repository", MODEL),
     Option("model.gguf_revision", ("--gguf-revision",), "REVISION", "branch, tag or commit of it", MODEL),
@@ -61,7 +59,13 @@ PIPELINE_OPTIONS = (
     Option("runtime.split", ("--split",), "A,B,…", "layers of each stage by hand", PIPELINE),
     Option("provider.name", ("--provider",), "NAME", "who starts the nodes", PIPELINE),
     Option("runtime.engine", ("--engine",), "NAME", "what computes the layers; auto takes the best", PIPELINE),
-    Option("runtime.threads", ("--threads",), "N", "compute threads of each node; 0 is one for each core", PIPELINE),
+    Option(
+        "runtime.threads",
+        ("--threads",),
+        "N",
+        "compute threads of each node; 0 shares a machine's cores among its nodes",
+        PIPELINE,
+    ),
     Option("runtime.max_context", ("--max-context",), "TOKENS", "positions of one sequence", PIPELINE),
     Option("runtime.run_id", ("--run-id",), "NAME", "name of the run", PIPELINE),
 )

@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
+
+
+def prepare_streams() -> None:
+    """Make the standard streams fit to be used, however the process was started.
+
+    A descriptor that is closed (``myelin … >&-``) would be given to the next file or socket that is opened, which would
+    then get what we write for people, and event loops refuse to live with that: it leads to nowhere instead. A
+    character that the terminal's encoding lacks is replaced, rather than the end of a run.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115  # for as long as the process lives, as the next two
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")
 
 
 def answer(text: str, *, end: str = "\n") -> None:

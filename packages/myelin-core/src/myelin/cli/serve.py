@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from myelin.cli.options import ANSWER_OPTIONS, RUN_OPTIONS, SERVE_OPTIONS, Invocation, with_options
@@ -78,13 +77,10 @@ class _Server:
                     await server.start(listener)
                     self.served = True
                     tell(stages_table(pipeline.stages))
-                    tell(f"Serving prompts on {show_address(listener)}; Ctrl-C stops")
+                    tell(f"Prompt RPC on {show_address(listener)}; Ctrl-C stops")
                     if self._as_json:
                         self._announce(str(request.run), show_address(listener), pipeline)
                     raise await pipeline.failed()
-                except asyncio.CancelledError:
-                    tell("Stopping")
-                    raise
                 finally:
                     await server.close()
 

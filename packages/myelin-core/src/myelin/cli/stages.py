@@ -20,6 +20,7 @@ def stages_json(stages: Iterable[StageStatus]) -> list[dict[str, object]]:
             "node": str(stage.node),
             "provider": stage.provider,
             "engine": stage.engine,
+            "threads": stage.threads,
             "planned_bytes": stage.planned_bytes,
             "fetched_bytes": stage.fetched_bytes,
         }

@@ -34,6 +34,9 @@ MAX_CANDIDATES = 64
 PARENT_VARIABLE = "MYELIN_PARENT_PID"
 """Set by a provider whose process must not be outlived by the node; read by :func:`die_with_parent`."""
 
+CORES_VARIABLE = "MYELIN_NODE_CORES"
+"""Set by a provider whose nodes share a machine: how many of its cores the node computes with unless it is told."""
+
 _BOOT_KEY = "myelin-boot"
 _ANNOUNCEMENT_KEY = "myelin-listening"
 _FORMAT = 1
@@ -152,6 +155,6 @@ def _text(document: Mapping[str, Any], name: str, pattern: re.Pattern[str] | Non
 def _not_a_boot_line(why: str) -> WireError:
     return WireError(
         f"the first line on stdin is not a boot line: {why}",
-        "a node is started by a provider; start one by hand with the options of `myelin worker --help`",
+        "a provider writes it there; `myelin serve` starts a pipeline with all its nodes",
         reason="boot-line",
     )

@@ -7,6 +7,8 @@ provider lists, and believes that they are gone only once a listing says so.
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from myelin.values import Attempt, LeaseId, NodeId
 
 LAUNCH_TRIES = 3
 """Attempts for one node, each on another offer where there is one."""
+_FAULT_HANDLER = re.compile(r'Extension modules: |(Current t|T)hread 0x|File "|<no Python frame>|\.\.\.')
 FASTEST_POLL_S = 0.02
 SLOWEST_POLL_S = 0.25
 
@@ -165,7 +168,7 @@ class Executor:
             why = f": {problem}" if isinstance(problem, MyelinError) else ""
             raise ProviderError(
                 f"the provider {self._name} could not show that its nodes are gone ({names}){why}",
-                "run `myelin gc`, and look at the provider's own list",
+                "look at the provider's own list, and end them there",
                 reason="release-failed",
             ) from problem
 
@@ -183,18 +186,39 @@ def exit_error(lease: Lease, last_lines: Sequence[str], doing: str) -> NodeError
 
     Args:
         lease: Exited; its reason is shown.
-        last_lines: What the node itself wrote at last; the last one is shown, all are attached as a note.
+        last_lines: What the node itself wrote at last; the last one that tells something is shown, all are attached as
+            a note.
         doing: What it was doing: ``while it started``.
     """
     assert lease.state is LeaseState.EXITED
     written = [line.strip() for line in last_lines if line.strip()]
     reason = lease.exit_reason or "no reason given"
-    said = f"; its last words: {written[-1]}" if written and written[-1] not in reason else ""
+    telling = [text for line in written if (text := telling_text(line))]
+    said = f"; its last words: {telling[-1]}" if telling and telling[-1] not in reason else ""
     error = NodeError(
         f"{lease.key.node} ended {doing} ({reason}){said}",
-        "see what it wrote with --debug, or try it by hand with `myelin worker`",
+        "see all that it wrote with --log-level debug",
         reason="node-exited",
     )
     if written:
         error.add_note(f"the last lines of {lease.key.node}:\n" + "\n".join(written))
     return error
+
+
+def telling_text(line: str) -> str:
+    """What a line of a node's output may tell of its end: all of it, the text of a structured line, or nothing. Pure.
+
+    A structured line (JSON with a ``level``) below an error is about the node's work, or about what others did to it.
+    Of what Python's fault handler writes, only the first line tells anything to most people.
+    """
+    if not line.startswith("{"):
+        return "" if _FAULT_HANDLER.match(line) else line
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return line
+    if not isinstance(entry, dict) or "level" not in entry:
+        return line
+    if entry["level"] in ("debug", "info", "warning"):
+        return ""
+    return ": ".join(str(entry[key]) for key in ("event", "message") if key in entry)

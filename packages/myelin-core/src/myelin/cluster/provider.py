@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Protocol
 
 from pydantic import BaseModel, SecretStr
@@ -90,7 +90,7 @@ class BootSpec:
     environment: Mapping[str, SecretStr] = field(default_factory=dict)
 
 
-class LeaseState(str, Enum):
+class LeaseState(StrEnum):
     """Where a started node is in its life."""
 
     STARTING = "starting"
@@ -134,10 +134,17 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class ProviderContext:
-    """What a provider is made with: the run, and its own configuration section (a validated model)."""
+    """What a provider is made with.
+
+    Attributes:
+        run: Whose nodes it starts.
+        section: Its own configuration section, a validated model.
+        nodes: How many nodes the run has: a provider whose nodes share a machine gives each its part of the cores.
+    """
 
     run: RunId
     section: BaseModel | None = None
+    nodes: int = 1
 
 
 class Provider(Protocol):
@@ -156,7 +163,7 @@ class Provider(Protocol):
         """
 
     async def leases(self) -> Sequence[Lease]:
-        """All live leases of this run, and those that exited and were not released: alone enough to rebuild after a crash.
+        """All live leases of this run, and those that exited and were not released: enough to rebuild after a crash.
 
         Raises:
             ProviderError: The listing can't be read. That is *unknown*, never *empty*.

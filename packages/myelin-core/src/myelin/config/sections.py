@@ -52,6 +52,7 @@ class RuntimeSection(Section):
     pipeline_stages: int = Field(
         1,
         ge=1,
+        le=1024,
         description="how many nodes the layers are split over",
         json_schema_extra=names("MYELIN_PIPELINE_STAGES", flag="-N/--pipeline-stages"),
     )
@@ -69,7 +70,7 @@ class RuntimeSection(Section):
         0,
         ge=0,
         le=1024,
-        description="compute threads of each node; 0 is as many as it has cores",
+        description="compute threads of each node; 0 shares a machine's cores among its nodes",
         json_schema_extra=names("MYELIN_THREADS", flag="--threads"),
     )
     max_context: int = Field(

@@ -158,7 +158,7 @@ class _Reading:
         try:
             self.put(name, parse_text(name.info, text), origin)
         except ValueError as error:
-            self.problems.append((f"{origin} can't be read: {error}", f"{name.key} is {name.info.description}"))
+            self.problems.append((f"{origin} can't be read: {error}", f"{name.key}: {name.info.description}"))
 
 
 def resolve(
@@ -363,7 +363,8 @@ def _validate(
         for one in error.errors():
             location = [str(part) for part in one["loc"]]
             key = ".".join(location[:2])
-            wrong.append(_wrong_value(key, origins.get(key, Origin(Layer.DEFAULT)), one["msg"], names))
+            origin = origins.get(key, Origin(Layer.DEFAULT))
+            wrong.append(_wrong_value(key, origin, one["msg"], names, one["input"]))
         return {}, list(dict.fromkeys(wrong))
     return {section: getattr(settings, section) for section in sections}, []
 
@@ -392,13 +393,23 @@ def _settings_model(
     return create_model("Settings", __base__=Layered, **fields)
 
 
-def _wrong_value(key: str, origin: Origin, message: str, names: Mapping[str, Name]) -> tuple[str, str]:
-    """What is wrong with a value, without showing it (it may be secret), and what it should be."""
+def _wrong_value(
+    key: str, origin: Origin, message: str, names: Mapping[str, Name], value: object = None
+) -> tuple[str, str]:
+    """What is wrong with a value, and what it should be. Only numbers are shown: text may be a secret gone astray."""
     name = names.get(key)
-    where = f" (from {origin.name})" if origin.name else ""
+    number = f" {value}" if _is_number(value) and name is not None and not name.is_secret else ""
+    where = f" (from {origin.name}{number})" if origin.name else ""
     text = message[:1].lower() + message[1:]
-    hint = f"{key} is {name.info.description}" if name is not None and name.info.description else ""
+    hint = f"{key}: {name.info.description}" if name is not None and name.info.description else ""
     return f"{key}{where} is wrong: {text}", hint
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value is a number, or the text of a short one."""
+    if isinstance(value, str):
+        return len(value) <= 20 and value.strip().lstrip("+-").replace(".", "", 1).isdigit()
+    return isinstance(value, (int, float))
 
 
 def _error(problems: Sequence[tuple[str, str]]) -> ConfigError:

@@ -2,7 +2,7 @@
 
 An engine is synchronous and owned by one thread: no method is called while another runs. It may use threads of its own
 inside a call. **Batch invariance**: what a row of a batch gives must not depend, bit for bit, on which other rows are
-in the batch, nor on how a prompt was cut into chunks, so that the same model gives the same tokens however it is served.
+in the batch, nor on how a prompt was cut into chunks, so that a model gives the same tokens however it is served.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class StageBatch:
     Attributes:
         segments: At least one; a sequence appears at most once.
         tokens: ``int32[rows]`` for a head, otherwise None.
-        hidden: ``float32[rows, width]``, C-contiguous, for any other stage, otherwise None. The engine may overwrite it.
+        hidden: ``float32[rows, width]``, C-contiguous, for any other stage, else None. The engine may overwrite it.
         want_logits: The tail also returns the raw logits of its output rows (evaluation; never set while serving).
         want_all_logits: The tail returns the logits of *every* row (perplexity; implies ``want_logits``).
     """
@@ -150,7 +150,7 @@ class EngineSupport:
         name: The entry point's.
         types: Tensor types it computes.
         architectures: Families it computes.
-        rank: Which engine ``auto`` prefers on this machine: the highest wins. ``reference`` is 0, ``cpu`` 50, a GPU's 100.
+        rank: Which engine ``auto`` prefers on this machine: the highest. ``reference`` is 0, ``cpu`` 50, a GPU's 100.
         unavailable: Empty, or why it can't run here (no GPU, not built yet).
     """
 

@@ -10,9 +10,8 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from opentelemetry.util.types import AttributeValue
@@ -26,11 +25,13 @@ from myelin.orchestrator.background import Background, all_of, in_thread, uninte
 from myelin.orchestrator.control import dial, fresh
 from myelin.orchestrator.events import Observer, ProgressEvent, Silent
 from myelin.orchestrator.head_edge import HeadEdge
-from myelin.orchestrator.nodes import Loss, Node, NodeWatch, narrowed
+from myelin.orchestrator.nodes import Loss, Node, NodeWatch, narrowed, stage_status
+from myelin.orchestrator.orders import node_environment, provision_message
 from myelin.orchestrator.pipeline import Pipeline, StageStatus
 from myelin.orchestrator.planning import (
     OpenedModel,
     PlannedRun,
+    Planning,
     abandonable,
     make_tokenizer,
     named_plugins,
@@ -50,7 +51,7 @@ from myelin.transport.contract import (
     Transport,
     TransportOptions,
 )
-from myelin.values import Attempt, Epoch, NodeId
+from myelin.values import Attempt, Epoch
 from myelin.wire import control_pb2 as pb
 
 if TYPE_CHECKING:
@@ -60,18 +61,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FIRST_EPOCH = Epoch(1)
-PROVISION_ID = 1
-"""Each node gets one stage in its life, so one number will do."""
 EDGES_TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 2.0
 LOSS_NEWS_S = 1.0
 """How long after the break of a stream its reason may become known."""
 
-LOCAL_PROVIDERS = frozenset({"process"})
-"""Providers whose nodes share this machine's files, so that they may append to the same trace file."""
-
-_TELEMETRY_PREFIX = "OTEL_"
 _SILENT = Silent()
 
 
@@ -85,8 +80,8 @@ async def planned(request: RunRequest, registry: Registry, observer: Observer = 
     try:
         with run.story.phase(Phase.CONFIG):
             registry.require(named_plugins(request))
-        planned_run = await run.plan()
-        return replace(planned_run, tokenizer=await run.tokenizer)
+        plan = await run.plan()
+        return PlannedRun(plan.request, plan.model, plan.options, plan.engine, plan.plan, await run.tokenizer)
     finally:
         await run.background.close()
 
@@ -160,8 +155,7 @@ class _Run:
     # The phases.
 
     def open_telemetry(self) -> None:
-        """config, telemetry: both are over before there is anything to record them with, so they are told
-        afterwards."""
+        """config, telemetry: both are over before there is anything to record them with, so they are told after."""
         request = self.request
         began_ns = request.began_ns or time.time_ns()
         self.registry.require(named_plugins(request))
@@ -179,26 +173,26 @@ class _Run:
         self.story.past(Phase.CONFIG, began_ns, configured_ns)
         self.story.past(Phase.TELEMETRY, configured_ns, time.time_ns())
 
-    async def plan(self) -> PlannedRun:
+    async def plan(self) -> Planning:
         """run_plan: the model's header, the engine, which node holds what. The tokenizer is begun, too."""
         request = self.request
         with self.story.phase(Phase.RUN_PLAN, {attributes.MODEL: request.model_uri}) as span:
             model = await self.open_model()
-            options, engine, plan = plan_run(request, model, self.registry)
+            planning = plan_run(request, model, self.registry)
             span.set_attributes(
                 {
                     attributes.MODEL_ARCHITECTURE: model.facts.architecture,
                     attributes.MODEL_BYTES: model.facts.total_bytes,
-                    attributes.ENGINE: engine.name,
-                    attributes.PLANNER: plan.planner,
-                    attributes.STAGES: len(plan.stages),
-                    attributes.MAX_CONTEXT: options.max_context,
+                    attributes.ENGINE: planning.engine.name,
+                    attributes.PLANNER: planning.plan.planner,
+                    attributes.STAGES: len(planning.plan.stages),
+                    attributes.MAX_CONTEXT: planning.options.max_context,
                 }
             )
         self._tokenizer = self.background.start(
             in_thread(lambda: make_tokenizer(request, model.facts)), "build the tokenizer"
         )
-        return PlannedRun(request, model, options, engine, plan, tokenizer=None)  # type: ignore[arg-type]
+        return planning
 
     async def open_model(self) -> OpenedModel:
         """Open the model and read its header in a thread; what is fetched for it is shown."""
@@ -223,8 +217,7 @@ class _Run:
             )
 
     def watch_membership(self) -> None:
-        """membership: who is alive. A node is, for as long as its control stream is, whose transport asks each few
-        seconds."""
+        """membership: who is alive. A node is while its control stream is, which the transport tests by itself."""
         with self.story.phase(Phase.MEMBERSHIP, {attributes.MEMBERSHIP_KIND: "control-stream"}):
             self.background.start(self.follow_losses(), "follow losses")
 
@@ -232,14 +225,15 @@ class _Run:
         """provisioner: who starts nodes."""
         request = self.request
         with self.story.phase(Phase.PROVISIONER, {attributes.PROVIDER: request.provider}):
-            provider = self.registry.provider(request.provider, ProviderContext(request.run, request.provider_section))
+            context = ProviderContext(request.run, request.provider_section, request.stages)
+            provider = self.registry.provider(request.provider, context)
             self.executor = Executor(
                 provider,
                 request.provider,
                 LaunchTimes(launch=request.startup_timeout_s, release=request.stop_grace_s + 15),
             )
 
-    def specify_nodes(self, plan: PlannedRun) -> None:
+    def specify_nodes(self, plan: Planning) -> None:
         """node_spec: what each node must be, and is told."""
         with self.story.phase(Phase.NODE_SPEC, {attributes.STAGES: len(plan.plan.stages)}):
             environment = node_environment(self.request, os.environ)
@@ -259,7 +253,7 @@ class _Run:
                 for stage in plan.plan.stages
             )
 
-    def plan_shards(self, plan: PlannedRun) -> tuple[pb.Provision, ...]:
+    def plan_shards(self, plan: Planning) -> tuple[pb.Provision, ...]:
         """stage_shard_plan: what each node is going to load; the end tokens follow once the tokenizer is there."""
         total = sum(stage.weight_bytes for stage in plan.plan.stages)
         with self.story.phase(Phase.STAGE_SHARD_PLAN, {attributes.WEIGHT_BYTES: total}):
@@ -354,7 +348,7 @@ class _Run:
             pairs = zip(self.nodes, provisions, strict=True)
             await self.unless_lost(all_of(provision(node, message) for node, message in pairs))
 
-    async def confirm_weights(self, plan: PlannedRun) -> tuple[StageStatus, ...]:
+    async def confirm_weights(self, plan: Planning) -> tuple[StageStatus, ...]:
         """weights_loaded: the barrier. Every stage is loaded, and what each one holds is known."""
 
         async def confirm(node: Node) -> StageStatus:
@@ -367,7 +361,7 @@ class _Run:
         with self.story.phase(Phase.WEIGHTS_LOADED):
             return tuple(await self.unless_lost(all_of(confirm(node) for node in self.nodes)))
 
-    async def probe_pipeline(self, plan: PlannedRun, stages: tuple[StageStatus, ...]) -> Pipeline:
+    async def probe_pipeline(self, plan: Planning, stages: tuple[StageStatus, ...]) -> Pipeline:
         """pipeline_probe: the edges are opened, and one token goes through the whole chain and back."""
         with self.story.phase(Phase.PIPELINE_PROBE, {attributes.EPOCH: FIRST_EPOCH}):
             edge = await self.unless_lost(self.open_all_edges())
@@ -418,6 +412,8 @@ class _Run:
 
     async def end_everything(self) -> None:
         """Nodes are asked to end, then released; then our own streams, tasks and plugins are closed."""
+        if self.watch is not None:
+            self.watch.end()
         try:
             if self.executor is not None and any(node.lease for node in self.nodes):
                 with self.story.phase(Phase.SHUTDOWN):
@@ -432,12 +428,10 @@ class _Run:
 
     async def say_goodbye(self) -> None:
         """Ask all nodes at once to end by themselves; go on when they have, or are too slow, or we are in a hurry."""
-        for node in self.nodes:
-            if node.control is not None:
-                node.control.expect_the_end()
-        farewells = [
-            asyncio.create_task(node.control.shut_down("the run is over")) for node in self.nodes if node.control
-        ]
+        controls = [node.control for node in self.nodes if node.control is not None]
+        for control in controls:
+            control.expect_the_end()
+        farewells = [asyncio.create_task(control.shut_down("the run is over")) for control in controls]
         everybody = asyncio.gather(*farewells, return_exceptions=True)
         hurry = asyncio.ensure_future(self.hurry.wait())
         waiting: set[asyncio.Future[Any]] = {everybody, hurry}
@@ -447,25 +441,24 @@ class _Run:
             for future in waiting:
                 future.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
+        await self.close_streams()  # a node that ends waits a moment for streams that are open to it
 
-    async def close(self) -> None:
-        """Close what is ours. Bounded: nothing of it matters to anybody else."""
+    async def close_streams(self) -> None:
+        """Close our streams, all at once. Bounded: nothing of it matters to anybody else. Twice is fine."""
+        closing = [node.control.close() for node in self.nodes if node.control is not None]
         if self.edge is not None:
             self.edge.fail(NodeError("the run is over", reason="run-over"))
+            closing.append(self.edge.close())
+        await _within(CLOSE_TIMEOUT_S, asyncio.gather(*closing, return_exceptions=True))
+
+    async def close(self) -> None:
+        """Close all that is ours."""
+        await self.close_streams()
         await self.background.close()
-        try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                if self.edge is not None:
-                    await self.edge.close()
-                for node in self.nodes:
-                    if node.control is not None:
-                        await node.control.close()
-                if self.transport is not None:
-                    await self.transport.close()
-                if self.executor is not None:
-                    await self.executor.close()
-        except TimeoutError:
-            pass
+        if self.transport is not None:
+            await _within(CLOSE_TIMEOUT_S, self.transport.close())
+        if self.executor is not None:
+            await _within(CLOSE_TIMEOUT_S, self.executor.close())
 
     # What the phases use.
 
@@ -502,8 +495,7 @@ class _Run:
             await asyncio.gather(doing, losing, return_exceptions=True)
 
     def background_failed(self, error: BaseException) -> None:
-        """A task of ours raised: what it says ends the run; anything but a :class:`MyelinError` is a mistake of
-        ours."""
+        """A task of ours raised, and that ends the run; anything but a :class:`MyelinError` is a mistake of ours."""
         if not isinstance(error, MyelinError):
             mistake = MyelinError(
                 f"a mistake in Myelin: {type(error).__name__}: {error}", "please report it", reason="internal"
@@ -572,6 +564,15 @@ class _Run:
             yield
 
 
+async def _within(seconds: float, work: Awaitable[object]) -> None:
+    """Wait for ``work``, but no longer than that."""
+    try:
+        async with asyncio.timeout(seconds):
+            await work
+    except TimeoutError:
+        pass
+
+
 def _is_loss(error: BaseException | None) -> bool:
     return isinstance(error, MyelinError) and error.reason in ("node-lost", "edge-lost", "edge-closed")
 
@@ -582,64 +583,4 @@ async def _deadline(seconds: float, what: str, reason: str) -> AsyncIterator[Non
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
-        raise NodeError(what, "see what the nodes wrote with --debug", reason=reason) from None
-
-
-def provision_message(plan: PlannedRun, index: int) -> pb.Provision:
-    """What the node of stage ``index`` is told to load; without the end tokens. Pure."""
-    stage, options = plan.plan.stages[index], plan.options
-    return pb.Provision(
-        id=PROVISION_ID,
-        model_uri=plan.model.uri,
-        engine=plan.engine.name,
-        options=pb.EngineOptions(
-            threads=options.threads,
-            max_context=options.max_context,
-            max_sequences=options.max_sequences,
-            max_batch_tokens=options.max_batch_tokens,
-            kv_dtype=options.kv_dtype,
-            memory_bytes=options.memory_bytes,
-        ),
-        stage_index=index,
-        stage_count=len(plan.plan.stages),
-        first_layer=stage.slice.first_layer,
-        end_layer=stage.slice.end_layer,
-        model_cache_dir=str(plan.request.source_options.cache_dir),
-        part_sizes=plan.model.part_sizes,
-        header_digest=plan.model.digest,
-    )
-
-
-def node_environment(request: RunRequest, ours: Mapping[str, str]) -> dict[str, SecretStr]:
-    """The variables that nodes get: where to send spans, how to fetch the model, what the request adds. Pure."""
-    environment = {name: value for name, value in ours.items() if name.startswith(_TELEMETRY_PREFIX)}
-    if request.trace_file and request.provider in LOCAL_PROVIDERS:
-        environment["MYELIN_NODE_TRACE_FILE"] = os.path.abspath(request.trace_file)
-    options = request.source_options
-    if options.token is not None:
-        environment["HF_TOKEN"] = options.token.get_secret_value()
-    if options.offline:
-        environment["HF_HUB_OFFLINE"] = "1"
-    environment["HF_ENDPOINT"] = options.hub_endpoint
-    environment.update(request.environment)
-    return {name: SecretStr(value) for name, value in environment.items()}
-
-
-def stage_status(node: Node, provider: str, engine: str, status: pb.Status) -> StageStatus:
-    """What is known of a loaded stage. Pure."""
-    assert node.loaded is not None
-    return StageStatus(
-        index=node.stage.index,
-        layers=node.stage.layers,
-        node=NodeId(node.spec.node),
-        provider=provider,
-        engine=engine,
-        planned_bytes=node.stage.weight_bytes,
-        fetched_bytes=node.loaded.fetched_bytes,
-        weight_bytes=node.loaded.weight_bytes,
-        kv_bytes=node.loaded.kv_bytes,
-        resident_bytes=status.resident_bytes,
-        peak_resident_bytes=status.peak_resident_bytes,
-        threads=node.loaded.threads,
-        load_seconds=node.loaded.seconds,
-    )
+        raise NodeError(what, "see what the nodes write with --log-level debug", reason=reason) from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -67,7 +67,7 @@ class NodeControl:
         self.welcome = pb.Welcome()
         self.lost: NodeError | None = None
         self._answers: defaultdict[str, asyncio.Queue[Message | MyelinError]] = defaultdict(asyncio.Queue)
-        self._waiting: set[str] = set()
+        self._waiting: Counter[str] = Counter()
         self._ending = False
         self._nonce = 0
 
@@ -77,9 +77,9 @@ class NodeControl:
             while True:
                 self._take(decode(await self._stream.receive()))
         except StreamClosed:
-            self._lose(NodeError(f"{self.node} closed its control stream", reason="node-lost"), on_lost)
+            self._lose(_lost(f"{self.node} closed its control stream"), on_lost)
         except TransportError as error:
-            self._lose(NodeError(f"{self.node} was lost: {error.message}", reason="node-lost"), on_lost)
+            self._lose(_lost(f"{self.node} was lost: {error.message}"), on_lost)
         except NodeError as error:
             self._lose(error, on_lost)
 
@@ -95,15 +95,18 @@ class NodeControl:
     def _take_failure(self, failure: pb.Failure) -> None:
         """A fatal failure ends the node; another one fails whoever waits for an answer."""
         error = NodeError(f"{self.node}: {failure.message}", failure.hint, reason=failure.reason or "node-failed")
-        if failure.fatal or not self._waiting:
+        if failure.fatal or not self._waiting.total():
             raise error
-        for kind in self._waiting:
+        self._tell_all(error)
+
+    def _tell_all(self, error: NodeError) -> None:
+        """Every conversation that waits for an answer gets this one."""
+        for kind in self._waiting.elements():
             self._answers[kind].put_nowait(error)
 
     def _lose(self, error: NodeError, on_lost: Callable[[NodeError], None]) -> None:
         self.lost = error
-        for kind in self._waiting:
-            self._answers[kind].put_nowait(error)
+        self._tell_all(error)
         if not self._ending:
             on_lost(error)
 
@@ -111,7 +114,7 @@ class NodeControl:
         try:
             await self._stream.send(encode(pb.Envelope(traceparent=traceparent(), **body)))  # type: ignore[arg-type]
         except TransportError as error:
-            raise self.lost or NodeError(f"{self.node} was lost: {error.message}", reason="node-lost") from None
+            raise self.lost or _lost(f"{self.node} was lost: {error.message}") from None
 
     async def _answer(self, kind: str) -> Message:
         """The next answer of a kind.
@@ -122,11 +125,11 @@ class NodeControl:
         queue = self._answers[kind]
         if self.lost is not None and queue.empty():
             raise fresh(self.lost)
-        self._waiting.add(kind)
+        self._waiting[kind] += 1
         try:
             answer = await queue.get()
         finally:
-            self._waiting.discard(kind)
+            self._waiting[kind] -= 1
         if isinstance(answer, MyelinError):
             raise fresh(answer)
         return answer
@@ -297,6 +300,15 @@ async def dial(transport: Transport, endpoint: Endpoint, run: RunId, node: NodeI
             await asyncio.sleep(DIAL_RETRY_S)
         else:
             return NodeControl(stream, run, node, attempt)
+
+
+def _lost(what: str) -> NodeError:
+    """A node is gone, or can't be heard any more; why, only its own side can tell."""
+    return NodeError(
+        what,
+        "check that its machine is up, not stopped and in reach; --log-level debug shows what it wrote",
+        reason="node-lost",
+    )
 
 
 def fresh(error: MyelinError) -> MyelinError:

@@ -115,7 +115,7 @@ class HeadEdge:
             while True:
                 self._take(unpack(await self._stream.receive()))
         except StreamClosed:
-            on_lost(NodeError("the head closed its edge", reason="edge-lost"))
+            on_lost(NodeError("the head closed its edge", "--log-level debug shows what it wrote", reason="edge-lost"))
         except WireError as error:
             on_lost(NodeError(f"the head sent something malformed: {error.message}", error.hint, reason="edge-broken"))
         except TransportError as error:

@@ -17,9 +17,11 @@ from myelin.errors import MyelinError, NodeError
 from myelin.orchestrator.background import Background
 from myelin.orchestrator.control import Loaded, NodeControl, fresh
 from myelin.orchestrator.events import NodeLog, Observer
+from myelin.orchestrator.pipeline import StageStatus
 from myelin.planner.run_plan import StagePlan
 from myelin.transport.contract import Endpoint
 from myelin.values import LeaseId
+from myelin.wire import control_pb2 as pb
 
 KEPT_LINES = 20
 DRAIN_S = 0.3
@@ -232,3 +234,23 @@ def narrowed(endpoint: Endpoint, mask: str) -> Endpoint:
             reason="no-address",
         )
     return Endpoint(kept)
+
+
+def stage_status(node: Node, provider: str, engine: str, status: pb.Status) -> StageStatus:
+    """What is known of a loaded stage. Pure."""
+    assert node.loaded is not None
+    return StageStatus(
+        index=node.stage.index,
+        layers=node.stage.layers,
+        node=node.spec.node,
+        provider=provider,
+        engine=engine,
+        planned_bytes=node.stage.weight_bytes,
+        fetched_bytes=node.loaded.fetched_bytes,
+        weight_bytes=node.loaded.weight_bytes,
+        kv_bytes=node.loaded.kv_bytes,
+        resident_bytes=status.resident_bytes,
+        peak_resident_bytes=status.peak_resident_bytes,
+        threads=node.loaded.threads,
+        load_seconds=node.loaded.seconds,
+    )

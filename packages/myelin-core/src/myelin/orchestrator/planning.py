@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from myelin.engine.contract import EngineOptions, EngineSupport
 from myelin.errors import ModelError
-from myelin.model.architecture import Hyperparameters, describe, stage_tensors
+from myelin.model.architecture import Hyperparameters, stage_tensors
 from myelin.model.digest import header_digest
 from myelin.model.facts import ModelFacts
 from myelin.model.source import FetchProgress, ModelSource
@@ -18,7 +18,6 @@ from myelin.planner.run_plan import NodeCapacity, PlanRequest, RunPlan
 from myelin.values import NodeId
 
 if TYPE_CHECKING:
-    from myelin.model.shard import ByteSource
     from myelin.model.tokenizer import Tokenizer
     from myelin.plugins.registry import Registry
 
@@ -47,8 +46,8 @@ class OpenedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedRun:
-    """What a request comes to, before anything is started.
+class Planning:
+    """What a request comes to, but for the tokenizer, which may still be on its way.
 
     Attributes:
         request: What was asked.
@@ -56,7 +55,6 @@ class PlannedRun:
         options: The engine's options in effect (the context resolved).
         engine: The engine that will compute every stage.
         plan: Which node holds which layers.
-        tokenizer: The model's.
     """
 
     request: RunRequest
@@ -64,7 +62,6 @@ class PlannedRun:
     options: EngineOptions
     engine: EngineSupport
     plan: RunPlan
-    tokenizer: Tokenizer
 
     @property
     def facts(self) -> ModelFacts:
@@ -77,27 +74,36 @@ class PlannedRun:
         return self.model.parameters
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedRun(Planning):
+    """What a request comes to, before anything is started.
+
+    Attributes:
+        tokenizer: The model's.
+    """
+
+    tokenizer: Tokenizer
+
+
 def open_model(source: ModelSource, progress: FetchProgress | None = None) -> OpenedModel:
     """Open the model's files, read the header, close them. Blocking; belongs in a thread.
 
     Raises:
         ModelError: It isn't there, it is damaged, or it is of a kind that we don't serve.
     """
-    from myelin.model.gguf import read_facts
+    from myelin.model import opening
 
-    parts: tuple[ByteSource, ...] = source.open(progress)
+    facts, parameters, parts = opening.open_model(source, progress)
     try:
-        facts = read_facts(parts)
         return OpenedModel(
             uri=source.uri,
             facts=facts,
-            parameters=describe(facts),
+            parameters=parameters,
             part_sizes=tuple(part.size for part in parts),
             digest=header_digest(facts, parts),
         )
     finally:
-        for part in parts:
-            part.close()
+        opening.close_all(parts)
 
 
 def make_tokenizer(request: RunRequest, facts: ModelFacts) -> Tokenizer:
@@ -123,9 +129,7 @@ def node_names(stages: int) -> tuple[NodeId, ...]:
     return tuple(NodeId(f"stage-{index}") for index in range(stages))
 
 
-def plan_run(
-    request: RunRequest, model: OpenedModel, registry: Registry
-) -> tuple[EngineOptions, EngineSupport, RunPlan]:
+def plan_run(request: RunRequest, model: OpenedModel, registry: Registry) -> Planning:
     """Decide on the engine, then on the plan.
 
     Raises:
@@ -151,7 +155,7 @@ def plan_run(
     names = stage_tensors(model.facts, model.parameters, 0, model.parameters.n_layers)
     tensors = [model.facts.tensors[name] for name in names]
     engine = choose_engine(request.engine, registry.engine_support(), model.facts.architecture, tensors)
-    return options, engine, plan
+    return Planning(request, model, options, engine, plan)
 
 
 def named_plugins(request: RunRequest) -> dict[str, list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from myelin.model.architecture import Hyperparameters
 from myelin.model.facts import ModelFacts
@@ -49,7 +49,7 @@ class PlanRequest:
     kv_bytes_per_value: int = 2
 
 
-class EdgeKind(str, Enum):
+class EdgeKind(StrEnum):
     """What an edge carries."""
 
     TOKEN_IN = "token-in"

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from opentelemetry.sdk.trace.export import SpanExporter
 from pydantic import BaseModel
 
 from myelin.cluster.provider import Provider, ProviderContext
@@ -23,6 +23,9 @@ from myelin.model.source import ModelSource, SourceOptions
 from myelin.planner.run_plan import PlanRequest, RunPlan
 from myelin.plugins.markers import hookspec
 from myelin.transport.contract import Transport, TransportOptions
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter  # its import takes longer than all the rest of this room
 
 GROUPS = {
     "myelin.providers": "provider",

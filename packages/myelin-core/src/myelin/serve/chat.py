@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from myelin.errors import RequestError
-from myelin.serve.prompts import Message, Prompter
+from myelin.serve.generation import TextPiece, TextRequest, TokenPipeline, generate_text
+from myelin.serve.prompts import CONTEXT, Message, Prompter
+from myelin.values import GREEDY, SamplingParams
 
 
 class Command(Enum):
@@ -47,11 +52,56 @@ def read_line(line: str) -> Command | str:
         raise RequestError(f"There is no command {text.split()[0]}", HELP, reason="chat-command") from None
 
 
+class ChatModel(Protocol):
+    """Whoever answers: a pipeline of this process, or a server."""
+
+    def answer(self, messages: Sequence[Message]) -> AsyncGenerator[str, None]:
+        """Pieces of the answer to a conversation as they come. Closing it early cancels.
+
+        Raises:
+            RequestError: It can't be answered (it doesn't fit, the template refuses it); the model itself is well.
+            MyelinError: The model is lost.
+        """
+
+
+class PipelineModel:
+    """Answers by a pipeline of this process.
+
+    Args:
+        pipeline: What computes.
+        prompter: What turns a conversation into tokens.
+        max_tokens, sampling, stop: For every answer.
+    """
+
+    def __init__(
+        self,
+        pipeline: TokenPipeline,
+        prompter: Prompter,
+        *,
+        max_tokens: int,
+        sampling: SamplingParams = GREEDY,
+        stop: tuple[str, ...] = (),
+    ) -> None:
+        self._pipeline = pipeline
+        self._prompter = prompter
+        self._max_tokens = max_tokens
+        self._sampling = sampling
+        self._stop = stop
+
+    async def answer(self, messages: Sequence[Message]) -> AsyncGenerator[str, None]:
+        """See :class:`ChatModel`."""
+        prompt = self._prompter.conversation(messages)
+        request = TextRequest(prompt, self._max_tokens, self._sampling, self._stop)
+        async with aclosing(generate_text(self._pipeline, request)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, TextPiece):
+                    yield piece.text
+
+
 @dataclass(slots=True)
 class Conversation:
     """The messages so far. A question becomes part of it only with its answer, so that a failed one leaves no trace."""
 
-    prompter: Prompter
     system: str = ""
     messages: list[Message] = field(default_factory=list)
 
@@ -62,20 +112,17 @@ class Conversation:
         """Forget all but the system message."""
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
-    def ask(self, text: str) -> tuple[int, ...]:
-        """The prompt for a question.
-
-        Raises:
-            RequestError: The conversation doesn't fit into the context any more, or the template refuses it.
-        """
-        try:
-            return self.prompter.conversation([*self.messages, {"role": "user", "content": text}])
-        except RequestError as error:
-            if error.reason == "context" and len(self.messages) > (1 if self.system else 0):
-                raise RequestError(error.message, "begin a new conversation with /reset", reason="context") from None
-            raise
+    def ask(self, text: str) -> list[Message]:
+        """The messages that a question makes: those so far, and the question."""
+        return [*self.messages, {"role": "user", "content": text}]
 
     def answered(self, question: str, answer: str) -> None:
         """Add a question and its answer."""
         self.messages.append({"role": "user", "content": question})
         self.messages.append({"role": "assistant", "content": answer})
+
+    def hint(self, error: RequestError) -> str:
+        """How to go on after a question that couldn't be answered."""
+        if error.reason == CONTEXT and any(message["role"] == "assistant" for message in self.messages):
+            return "begin a new conversation with /reset"
+        return error.hint

@@ -157,7 +157,7 @@ async def generate_text(
         async for event in stream:
             if isinstance(event, Finished):
                 reason = event.reason
-                break
+                continue
             watch.token()
             tokens.append(event.token)
             text, stopped = stops.feed(decoder.feed(event.token))

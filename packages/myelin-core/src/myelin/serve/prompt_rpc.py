@@ -256,7 +256,8 @@ class PromptServer:
 
     async def _send(self, writer: asyncio.StreamWriter, line: bytes) -> None:
         writer.write(line)
-        await asyncio.wait_for(writer.drain(), self._write_timeout_s)
+        async with asyncio.timeout(self._write_timeout_s):
+            await writer.drain()
 
 
 def _request_or_error(line: bytes) -> SubmitPrompt | MyelinError:

@@ -8,6 +8,9 @@ from myelin.errors import RequestError
 from myelin.model.chat_template import ChatTemplate, encode_chat
 from myelin.model.tokenizer import Tokenizer
 
+CONTEXT = "context"
+"""The reason of an error about a prompt that doesn't fit."""
+
 Message = Mapping[str, str]
 """``{"role": "user" | "assistant" | "system", "content": text}``"""
 
@@ -26,10 +29,15 @@ class Prompter:
         self._template = template
         self._max_context = max_context
 
-    @property
-    def has_template(self) -> bool:
-        """Whether the model has a chat template."""
-        return self._template is not None
+    def require_template(self) -> ChatTemplate:
+        """The model's chat template.
+
+        Raises:
+            RequestError: It has none.
+        """
+        if self._template is None:
+            raise RequestError("the model has no chat template", "ask it with `myelin prompt`", reason="no-template")
+        return self._template
 
     def one(self, text: str, *, raw: bool = False, system: str = "") -> tuple[int, ...]:
         """A single question. A model without a template gets the text alone.
@@ -43,7 +51,7 @@ class Prompter:
         Raises:
             RequestError: It doesn't fit, it is empty, or the template refuses it.
         """
-        if raw or self._template is None:
+        if raw or (self._template is None and not system):
             return self._fitting(self._tokenizer.encode(text, parse_special=raw))
         beforehand = [{"role": "system", "content": system}] if system else []
         return self.conversation([*beforehand, {"role": "user", "content": text}])
@@ -54,9 +62,7 @@ class Prompter:
         Raises:
             RequestError: It doesn't fit, the template refuses it, or the model has none.
         """
-        if self._template is None:
-            raise RequestError("The model has no chat template", "ask it with `myelin prompt`", reason="no-template")
-        return self._fitting(encode_chat(self._template, self._tokenizer, messages))
+        return self._fitting(encode_chat(self.require_template(), self._tokenizer, messages))
 
     def _fitting(self, prompt: Sequence[int]) -> tuple[int, ...]:
         if not prompt:
@@ -65,6 +71,6 @@ class Prompter:
             raise RequestError(
                 f"The prompt has {len(prompt)} tokens, and the context {self._max_context} with the answer",
                 "shorten it, or raise --max-context up to what the model allows",
-                reason="context",
+                reason=CONTEXT,
             )
         return tuple(prompt)

@@ -68,6 +68,10 @@ class Acceptor:
             await self._handlers[protocol](stream)
         except StreamClosed:
             pass  # the handler let the peer's good end pass through: that is its end, too
+        except TransportError as error:
+            _log.info("a stream of %s with %s ended: %s", protocol, peer.node, error.message)
+            await stream.abort("its handler gave it up")
+            return
         except Exception:
             _log.exception("the handler of %s for %s failed", protocol, peer.node)
             await stream.abort("its handler failed")

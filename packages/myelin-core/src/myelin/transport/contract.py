@@ -70,12 +70,14 @@ class MessageStream(Protocol):
     async def send(self, message: Buffer) -> None:
         """Hand over one message; returns once the transport has taken it (back-pressure).
 
+        The buffer may be changed afterwards. A send that is cancelled while it waits may break the stream.
+
         Raises:
             TransportError: The stream is closed or broken, or the message is too large.
         """
 
     async def receive(self) -> bytes:
-        """The next message.
+        """The next message. A receive that is cancelled has lost nothing.
 
         Raises:
             StreamClosed: The peer closed in good order; every message before was delivered.
@@ -83,11 +85,14 @@ class MessageStream(Protocol):
         """
 
     async def close(self) -> None:
-        """Close in good order: what was sent is still delivered. Twice is fine."""
+        """Close in good order, both ways: what was sent is still delivered, what comes is dropped. Twice is fine."""
 
 
 StreamHandler = Callable[[MessageStream], Awaitable[None]]
-"""Serves one accepted stream; the stream is closed when it returns or raises."""
+"""Serves one accepted stream; the stream is closed when it returns, and broken off when it raises.
+
+Raising :class:`~myelin.errors.StreamClosed` is a return: a handler may let the peer's good end pass through.
+"""
 
 
 class Listener(Protocol):
@@ -124,4 +129,4 @@ class Transport(Protocol):
         """
 
     async def close(self) -> None:
-        """Close all connections. Twice is fine."""
+        """Close all connections and listeners. Twice is fine."""

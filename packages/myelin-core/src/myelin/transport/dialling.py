@@ -53,14 +53,14 @@ def summary(failures: Sequence[tuple[str, TransportError]], expect: NodeId | Non
     """One error for all candidates that failed, in the order in which they were tried."""
     who = str(expect) if expect is not None else "the node"
     if not failures:
-        return TransportError(f"{who} has no address", "its endpoint is empty: see the node's log", reason=UNREACHABLE)
+        return TransportError(f"{who} has no address", "--log-level debug shows what it wrote", reason=UNREACHABLE)
     details = "; ".join(f"{address}: {error.message}" for address, error in failures)
     telling = [error for _, error in failures if error.reason != UNREACHABLE]
     if telling:
         return TransportError(f"no stream to {who} ({details})", telling[-1].hint, reason=telling[-1].reason)
     return TransportError(
         f"{who} can't be reached ({details})",
-        "check that it runs (`myelin logs`), and that a firewall or a wrong address isn't in the way",
+        "check that it runs, and that a firewall or a wrong address isn't in the way",
         reason=UNREACHABLE,
     )
 

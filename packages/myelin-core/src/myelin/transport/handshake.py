@@ -40,11 +40,11 @@ WRONG_NODE = "wrong-node"
 _REFUSALS = {
     REFUSED_SECRET: (
         "the other side knows another secret",
-        "it belongs to another run or to another start of this one: stop what is left of it with `myelin gc`",
+        "it belongs to another run or to another start of this one: end what is left of it",
     ),
     WRONG_RUN: (
         "the other side belongs to another run",
-        "something else listens on this address: stop it with `myelin gc`, or check the endpoint",
+        "something else listens on this address: end it, or check the endpoint",
     ),
     WRONG_NODE: (
         "another node than the expected one is there",

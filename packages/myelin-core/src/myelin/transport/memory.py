@@ -18,7 +18,7 @@ from myelin.transport.acceptor import Acceptor
 from myelin.transport.addresses import address_in_use, parse_address
 from myelin.transport.contract import Buffer, Endpoint, PeerIdentity, StreamHandler, TransportOptions
 from myelin.transport.dialling import UNREACHABLE, dial, unknown_protocol
-from myelin.transport.stream import checked_size, closed_by_peer, closed_here, lost
+from myelin.transport.stream import checked_size, closed_by_peer, closed_here, fresh, lost
 from myelin.values import NodeId
 
 PIPE_BYTES = 4 * 1024 * 1024
@@ -42,10 +42,10 @@ class _Pipe:
     async def put(self, message: bytes) -> None:
         while self._messages and (self._bytes + len(message) > PIPE_BYTES or len(self._messages) >= PIPE_MESSAGES):
             if self.end:
-                raise self.end
+                raise fresh(self.end)
             await self._change()
         if self.end:
-            raise self.end
+            raise fresh(self.end)
         self._messages.append(message)
         self._bytes += len(message)
         self._changed.set()
@@ -53,7 +53,7 @@ class _Pipe:
     async def get(self) -> bytes:
         while not self._messages:
             if self.end:
-                raise self.end
+                raise fresh(self.end)
             await self._change()
         message = self._messages.popleft()
         self._bytes -= len(message)
@@ -97,24 +97,24 @@ class MemoryStream:
     async def send(self, message: Buffer) -> None:
         """See :class:`~myelin.transport.contract.MessageStream`; a cancelled send has sent nothing."""
         if self._end:
-            raise self._end
+            raise fresh(self._end)
         checked_size(message, self._options.max_message_bytes)
         try:
             await self._outgoing.put(bytes(message))
         except TransportError as error:
-            raise self._end or error from None
+            raise fresh(self._end or error) from None
 
     async def receive(self) -> bytes:
         """See :class:`~myelin.transport.contract.MessageStream`; a cancelled receive has lost nothing."""
         if self._end:
-            raise self._end
+            raise fresh(self._end)
         try:
             message = await self._incoming.get()
         except TransportError as error:
-            raise self._end or error from None
+            raise fresh(self._end or error) from None
         if len(message) > self._options.max_message_bytes:
             await self.abort(f"a message of {len(message)} bytes came, above the limit")
-            raise self._end or closed_here()
+            raise fresh(self._end or closed_here())
         return message
 
     async def close(self) -> None:

@@ -53,6 +53,11 @@ def lost(peer: PeerIdentity | None, why: str) -> TransportError:
     )
 
 
+def fresh(error: TransportError) -> TransportError:
+    """An error that is kept and raised again and again, without the traces of earlier times, which would pile up."""
+    return error.with_traceback(None)
+
+
 def named(peer: PeerIdentity | None) -> str:
     """A peer's name for people."""
     return "the peer" if peer is None else str(peer.node)

@@ -47,7 +47,7 @@ from myelin.worker.engine_thread import EngineThread
 from myelin.worker.head import Head, scheduler_limits
 from myelin.worker.link import close_quietly
 from myelin.worker.logs import WorkerLog
-from myelin.worker.provision import StagePlugins, StageRequest, load_stage, stage_request
+from myelin.worker.provision import StagePlugins, StageRequest, load_stage, node_cores, stage_request
 from myelin.worker.resources import peak_resident_bytes, resident_bytes
 from myelin.worker.stage import ActivationRoute, LoadedStage, LocalRoute, Route, SamplesRoute, Stage
 
@@ -323,6 +323,7 @@ class Agent:
                     message,
                     default_engine=self._boot.engine,
                     default_cache_dir=Path(self._environment.get("MYELIN_MODEL_CACHE_DIR") or _default_cache()),
+                    default_threads=node_cores(self._environment),
                 )
                 current.set_attributes(
                     {

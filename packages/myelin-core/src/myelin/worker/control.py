@@ -61,7 +61,7 @@ def failure(error: BaseException, *, fatal: bool = False) -> Envelope:
         failure=Failure(
             reason="internal",
             message=f"{type(error).__name__}: {error}",
-            hint="see the node's log",
+            hint="--log-level debug shows what the node wrote",
             fatal=fatal,
         )
     )

@@ -90,8 +90,8 @@ class Head:
     def on_samples(self, object_id: int, samples: tuple[Sample, ...]) -> None:
         """The tail's answer to a micro-batch: first keep the engine busy, then tell the orchestrator.
 
-        The engine's thread needs the interpreter to begin, and would not get it while we pack and send. So the telling
-        waits until that thread has its work in hand: it then happens beside the engine's computing, not before it.
+        An idle engine's thread needs the interpreter to begin, and would not get it while we pack and send. So the
+        telling waits until that thread has its work in hand: it then happens beside the computing, not before it.
         """
         try:
             events = self._scheduler.complete(object_id, samples)
@@ -158,17 +158,23 @@ class Head:
             self._pump()
 
     def _pump(self, on_start: Callable[[], None] | None = None) -> bool:
-        """Send every micro-batch that may be sent now; whether there was any. ``on_start`` goes with the first."""
+        """Send every micro-batch that may be sent now.
+
+        Returns:
+            Whether ``on_start`` will be called: when the engine's thread, which was idle, begins with the first.
+        """
         stage = self._stage
-        sent = False
         if stage is None or not stage.working:
-            return sent
+            return False
+        starts = False
         while (batch := self._scheduler.next_batch()) is not None:
             flags = RecordFlags.NONE
             for segment in batch.segments:
                 owner = self._owners.get(segment.sequence)
                 if owner is not None:
                     flags |= owner[1]
+            first = stage.idle and on_start is not None
+            starts = starts or first
             stage.submit(
                 Work(
                     batch.id,
@@ -177,11 +183,10 @@ class Head:
                     batch.releases,
                     len(batch.tokens),
                     tokens=batch.tokens,
-                    on_start=None if sent else on_start,
+                    on_start=on_start if first else None,
                 )
             )
-            sent = True
-        return sent
+        return starts
 
     def _tell(self) -> None:
         """Tell the orchestrators what they don't know yet: tokens in one record for each edge, then the ends."""

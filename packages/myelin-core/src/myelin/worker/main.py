@@ -111,7 +111,7 @@ def main_from_stdin(registry_factory: Callable[[], WorkerPlugins]) -> int:
     try:
         boot = read_boot_line(line)
     except WireError as error:
-        sys.stderr.write(f"{error.message}\n{error.hint}\n")
+        sys.stderr.write(f"Error: {error.message}\nHint: {error.hint}\n")
         return 1
     os.environ.update({name: value.get_secret_value() for name, value in boot.environment.items()})
     return main_with_boot(boot, registry_factory, parent=parent)

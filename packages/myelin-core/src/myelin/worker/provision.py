@@ -10,9 +10,11 @@ from typing import Protocol
 
 from pydantic import SecretStr
 
+from myelin.cluster.boot import CORES_VARIABLE
 from myelin.engine.contract import Engine, EngineOptions, Progress
 from myelin.errors import ModelError, WireError
-from myelin.model.shard import ByteSource, StageSlice
+from myelin.model.opening import close_all
+from myelin.model.shard import StageSlice
 from myelin.model.source import ModelSource, SourceOptions
 from myelin.wire.control_pb2 import Provision
 from myelin.worker.segments import BatchLimits
@@ -61,8 +63,10 @@ class StageRequest:
     header_digest: bytes
 
 
-def stage_request(message: Provision, *, default_engine: str, default_cache_dir: Path) -> StageRequest:
-    """Check what the orchestrator asked for.
+def stage_request(
+    message: Provision, *, default_engine: str, default_cache_dir: Path, default_threads: int
+) -> StageRequest:
+    """Check what the orchestrator asked for, and put this node's own words where it left something open.
 
     Raises:
         WireError: A number is out of range, or numbers contradict each other.
@@ -85,7 +89,7 @@ def stage_request(message: Provision, *, default_engine: str, default_cache_dir:
         model_uri=message.model_uri,
         engine=message.engine or default_engine,
         options=EngineOptions(
-            threads=options.threads,
+            threads=options.threads or default_threads,
             max_context=options.max_context,
             max_sequences=options.max_sequences,
             max_batch_tokens=options.max_batch_tokens,
@@ -154,7 +158,7 @@ def load_stage(
             engine.close()
             raise
     except BaseException:
-        _close(parts)
+        close_all(parts)
         raise
     return LoadedStage(
         engine=engine,
@@ -169,18 +173,16 @@ def load_stage(
         end_tokens=request.end_tokens,
         report=report,
         fetched_bytes=reader.bytes_read,
-        threads=request.options.threads or usable_cores(),
-        close_model=lambda: _close(parts),
+        threads=request.options.threads,
+        close_model=lambda: close_all(parts),
     )
 
 
-def _close(parts: tuple[ByteSource, ...]) -> None:
-    for part in parts:
-        part.close()
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
+def node_cores(environment: Mapping[str, str]) -> int:
+    """Cores that are this node's to use: its part, where its provider has told it one, or all that it may use."""
+    told = environment.get(CORES_VARIABLE, "")
+    if told.isascii() and told.isdigit() and int(told) > 0:
+        return int(told)
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # macOS, Windows

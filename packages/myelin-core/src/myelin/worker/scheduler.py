@@ -60,13 +60,15 @@ class SchedulerLimits:
 
     @property
     def prefill_chunk(self) -> int:
-        """Rows of a prompt in one micro-batch: half of what a micro-batch may hold.
+        """Rows of a prompt in one micro-batch: a quarter of what a micro-batch may hold.
 
-        Half, so that a prompt as long as one micro-batch already keeps two stages busy, and tokens of other sequences
-        find room beside it.
+        A smaller chunk lets the stages work on one prompt at the same time, and keeps tokens of other sequences from
+        waiting long behind it: S stages take (n + S - 1) / (n * S) of the time of one for a prompt of n chunks. A
+        larger one saves little: with 128 rows an engine has unpacked its weights often enough (the CPU engine reaches
+        99 % of its rate with 512).
         """
-        half = max(1, self.max_batch_tokens // 2)
-        return half - half % CHUNK_GRANULE if half > CHUNK_GRANULE else half
+        chunk = max(1, self.max_batch_tokens // 4)
+        return chunk - chunk % CHUNK_GRANULE if chunk > CHUNK_GRANULE else chunk
 
 
 @dataclass(frozen=True, slots=True)

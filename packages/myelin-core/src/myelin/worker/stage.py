@@ -235,6 +235,7 @@ class Stage:
         self._on_samples = on_samples
         self._route: Route | None = None
         self._upstream: EdgeLink | None = None
+        self._posted = 0  # micro-batches on the engine's thread, or on their way to it
         self._alive: set[SequenceId] = set()  # the engine's thread's own
 
     @property
@@ -286,6 +287,11 @@ class Stage:
         """Whether an epoch is open and has met no fault."""
         return self._route is not None
 
+    @property
+    def idle(self) -> bool:
+        """Whether the engine's thread has nothing to compute."""
+        return self._posted == 0
+
     def receive(self, record: Record) -> None:
         """A record came from the stage before (or, at the head, from the tail).
 
@@ -330,7 +336,8 @@ class Stage:
         """Have the engine compute ``work``; its result goes the way of the current route."""
         route = self._route
         if route is not None:
-            self._thread.post(self._compute, (work, route), self._deliver, self._engine_failed)
+            self._posted += 1
+            self._thread.post(self._compute, (work, route), self._deliver, self._compute_failed)
 
     def fail(self, error: MyelinError, *, fatal: bool = False, told: bool = False) -> None:
         """The pipeline can't go on in this epoch. Tells the stage before, and :attr:`on_fault`; the first one counts.
@@ -350,16 +357,24 @@ class Stage:
         route.close()
         self._on_fault(error, not told)
 
+    def _compute_failed(self, error: BaseException) -> None:
+        """A step raised."""
+        self._posted -= 1
+        self._engine_failed(error)
+
     def _engine_failed(self, error: BaseException) -> None:
         """The engine raised."""
         if not isinstance(error, MyelinError):
             error = EngineError(
-                f"the engine failed: {type(error).__name__}: {error}", "see the node's log", reason="engine-fault"
+                f"the engine failed: {type(error).__name__}: {error}",
+                "--log-level debug shows what it wrote",
+                reason="engine-fault",
             )
         self.fail(error, fatal=True)
 
     def _deliver(self, finished: tuple[Route, object] | None) -> None:
         """A result is back on the event loop."""
+        self._posted -= 1
         if finished is not None and finished[0] is self._route:
             finished[0].deliver(finished[1])
 

@@ -1,0 +1,1 @@
+"""A provider for Myelin: nodes as child processes of this machine."""

@@ -1,0 +1,60 @@
+"""What nodes are told: the stage to load, and the variables to live with. Pure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from pydantic import SecretStr
+
+from myelin.orchestrator.planning import Planning
+from myelin.orchestrator.request import RunRequest
+from myelin.wire import control_pb2 as pb
+
+PROVISION_ID = 1
+"""Each node gets one stage in its life, so one number will do."""
+
+LOCAL_PROVIDERS = frozenset({"process"})
+"""Providers whose nodes share this machine's files, so that they may append to the same trace file."""
+
+_TELEMETRY_PREFIX = "OTEL_"
+
+
+def provision_message(plan: Planning, index: int) -> pb.Provision:
+    """What the node of stage ``index`` is told to load; without the end tokens."""
+    stage, options = plan.plan.stages[index], plan.options
+    return pb.Provision(
+        id=PROVISION_ID,
+        model_uri=plan.model.uri,
+        engine=plan.engine.name,
+        options=pb.EngineOptions(
+            threads=options.threads,
+            max_context=options.max_context,
+            max_sequences=options.max_sequences,
+            max_batch_tokens=options.max_batch_tokens,
+            kv_dtype=options.kv_dtype,
+            memory_bytes=options.memory_bytes,
+        ),
+        stage_index=index,
+        stage_count=len(plan.plan.stages),
+        first_layer=stage.slice.first_layer,
+        end_layer=stage.slice.end_layer,
+        model_cache_dir=str(plan.request.source_options.cache_dir),
+        part_sizes=plan.model.part_sizes,
+        header_digest=plan.model.digest,
+    )
+
+
+def node_environment(request: RunRequest, ours: Mapping[str, str]) -> dict[str, SecretStr]:
+    """The variables that nodes get: where to send spans, how to fetch the model, what the request adds."""
+    environment = {name: value for name, value in ours.items() if name.startswith(_TELEMETRY_PREFIX)}
+    if request.trace_file and request.provider in LOCAL_PROVIDERS:
+        environment["MYELIN_NODE_TRACE_FILE"] = os.path.abspath(request.trace_file)
+    options = request.source_options
+    if options.token is not None:
+        environment["HF_TOKEN"] = options.token.get_secret_value()
+    if options.offline:
+        environment["HF_HUB_OFFLINE"] = "1"
+    environment["HF_ENDPOINT"] = options.hub_endpoint
+    environment.update(request.environment)
+    return {name: SecretStr(value) for name, value in environment.items()}

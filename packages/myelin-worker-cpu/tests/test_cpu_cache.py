@@ -1,0 +1,122 @@
+"""The choice of instructions, the hooks, and the cache of compiled kernels."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from myelin.engine_api import EngineError, EngineOptions
+from myelin_worker_cpu import cache, isa, plugin
+from myelin_worker_cpu.formats import FORMATS
+
+PREPARE = """
+import time
+from myelin_worker_cpu import kernels
+from myelin.engine_api import GgmlType
+began, seen = time.perf_counter(), []
+kernels.prepare([GgmlType.F32], 2, lambda *report: seen.append(report))
+assert seen[0][1] == 0 and seen[-1][1] == seen[-1][2] == len(seen) - 1, seen
+hits = sum(sum(getattr(made, "cache_hits", 0) for made in [compiled]) for compiled in kernels._COMPILED.values())
+print(time.perf_counter() - began, hits, len(kernels._COMPILED))
+"""
+
+
+def start(folder: Path, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PREPARE],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(folder), **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[float, int, int]:
+    output, _ = process.communicate(timeout=150)
+    assert process.returncode == 0
+    seconds, hits, count = output.split()
+    return float(seconds), int(hits), int(count)
+
+
+@pytest.mark.slow
+def test_processes_that_compile_at_once_share_one_compilation(tmp_path: Path) -> None:
+    both = [finish(process) for process in [start(tmp_path), start(tmp_path)]]
+    hits = sorted(hits for _, hits, _ in both)
+    count = both[0][2]
+    assert hits == [0, count]
+    _, warm_hits, _ = finish(start(tmp_path))
+    assert warm_hits == count
+    (folder,) = [entry for entry in tmp_path.iterdir() if entry.is_dir()]
+    assert len(list(folder.glob("*.done"))) == count
+
+
+@pytest.mark.slow
+def test_a_place_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    _, hits, count = finish(start(tmp_path / "file" / "cache"))
+    assert hits == 0
+    assert count > 0
+
+
+def test_the_folder_names_python_and_instructions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    folders = {cache.directory(one) for one in isa.Isa}
+    assert len(folders) == len(isa.Isa)
+    assert all(folder.is_dir() and folder.parent == tmp_path for folder in folders)
+
+
+def test_the_lock_keeps_others_out(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from myelin_worker_cpu import cache\n"
+        "with cache.compile_lock(Path(sys.argv[1])):\n"
+        "    print('held', flush=True); time.sleep(0.5)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        began = time.monotonic()
+        with cache.compile_lock(tmp_path):
+            assert time.monotonic() - began > 0.2
+
+
+def test_markers_are_for_one_processor(tmp_path: Path) -> None:
+    mine, other = cache.Markers(tmp_path, "zen 4"), cache.Markers(tmp_path, "n1")
+    mine.set("stage")
+    assert mine.has("stage")
+    assert not mine.has("layer")
+    assert not other.has("stage")
+
+
+def test_instructions_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isa.available()[-1] is isa.Isa.PLAIN
+    for one in isa.available():
+        monkeypatch.setenv(isa.VARIABLE, one.value.upper())
+        assert isa.chosen() is one
+    for nothing in ("", "auto"):
+        monkeypatch.setenv(isa.VARIABLE, nothing)
+        assert isa.chosen() is isa.available()[0]
+    monkeypatch.setenv(isa.VARIABLE, "avx1024")
+    with pytest.raises(EngineError, match="avx1024") as raised:
+        isa.chosen()
+    assert "plain" in raised.value.hint
+
+
+def test_hooks() -> None:
+    support = plugin.myelin_engine_support()
+    assert support is not None
+    assert support.name == "cpu"
+    assert support.types == frozenset(FORMATS)
+    assert support.architectures == {"llama", "qwen2", "qwen3", "gemma3"}
+    assert support.unavailable == ""
+    assert plugin.myelin_engine("another", EngineOptions()) is None
+    assert plugin.myelin_engine("cpu", EngineOptions()) is not None
+
+
+def test_importing_the_plugin_is_cheap() -> None:
+    code = "import sys, myelin_worker_cpu.plugin; print([m for m in ('numba', 'llvmlite') if m in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"

@@ -1,0 +1,39 @@
+"""docs/architecture.md names every module of core in its room, every phase, and nothing that isn't there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import myelin
+from myelin.telemetry.phases import PHASES
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+CORE = Path(myelin.__file__).parent
+
+
+def rooms_of_the_page() -> dict[str, set[str]]:
+    rows = re.findall(r"^\| `(\w+)/` \| (.*) \|$", PAGE, re.MULTILINE)
+    return {room: set(re.findall(r"`(\w+\.(?:py|proto))`", text)) for room, text in rows}
+
+
+def test_every_room_has_its_modules_and_no_other() -> None:
+    rooms = {
+        folder.name: {path.name for path in folder.iterdir() if path.suffix in (".py", ".proto")}
+        - {"__init__.py", "control_pb2.py"}
+        for folder in CORE.iterdir()
+        if (folder / "__init__.py").exists()
+    }
+    assert rooms_of_the_page() == rooms
+
+
+def test_every_phase_is_there_in_order() -> None:
+    (line,) = re.findall(r"^`(config → [^`]*)`$", PAGE.replace("→\n", "→ "), re.MULTILINE)
+    assert line.split(" → ") == list(PHASES)
+
+
+def test_every_link_leads_somewhere() -> None:
+    for page in [ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

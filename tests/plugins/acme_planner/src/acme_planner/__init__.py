@@ -1,0 +1,1 @@
+"""A planner from somewhere else."""

@@ -1,0 +1,1 @@
+"""A provider from somewhere else."""
