@@ -36,6 +36,7 @@ if importlib.util.find_spec("myelin_worker_triton") is None:
 import numpy as np  # the interpreter must be chosen before Triton is imported, hence these so late
 import torch
 import triton  # type: ignore[import-untyped]  # Triton has no types
+
 from myelin_worker_triton import operators as op
 from myelin_worker_triton.graphs import Graphs
 from myelin_worker_triton.interpreting import speed_up

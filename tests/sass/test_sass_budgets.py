@@ -74,6 +74,7 @@ def test_the_budgets_are_those_that_were_asked_for() -> None:
 
 def test_the_documentation_says_what_was_measured(reports: dict[tuple[str, str, str], dict[str, Any]]) -> None:
     import triton
+
     from myelin_worker_triton.sass import Report, markdown
 
     text = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from myelin.engine.reference import ReferenceEngine
 from myelin.engine_api import Engine, EngineError, EngineOptions, GgmlType, SamplingParams, Segment, StageBatch, choose
 from myelin_testkit.chain import Chain, load_stages, log_softmax

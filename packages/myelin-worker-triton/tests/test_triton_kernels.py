@@ -13,6 +13,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
+
 from myelin.model.quant import BLOCKS, GgmlType
 from myelin_testkit.blocks import random_blocks
 from myelin_worker_triton import operators as op
@@ -23,7 +25,6 @@ from myelin_worker_triton.layouts import BOOKS, LAYOUTS, Book
 from myelin_worker_triton.planes import Matrix, read_planes, repack
 from myelin_worker_triton.stage import column_blocks, rope_tables
 from myelin_worker_triton.tuning import INTERPRETER
-from numpy.typing import NDArray
 
 Doubles = NDArray[np.float64]
 

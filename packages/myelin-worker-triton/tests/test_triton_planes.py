@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from myelin.model.quant import BLOCKS, GgmlType, dequantize
 from myelin_testkit.blocks import random_blocks
 from myelin_worker_triton.layouts import BOOKS, LAYOUTS, Book, Plain, padded_stride

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from myelin.engine_api import EngineOptions
 from myelin_worker_triton import plugin
 from myelin_worker_triton.engine import TritonEngine

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from myelin.engine_api import EngineError, EngineOptions, Segment, SequenceId
 from myelin_worker_triton.slots import Slots
 

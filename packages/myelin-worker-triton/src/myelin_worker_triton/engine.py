@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+
 from myelin.engine_api import (
     Activation,
     EngineError,
@@ -29,8 +31,6 @@ from myelin.engine_api import (
     layer_tensor,
     output_tensor,
 )
-from numpy.typing import NDArray
-
 from myelin_worker_triton import operators as op
 from myelin_worker_triton.graphs import Graphs
 from myelin_worker_triton.interpreting import speed_up

@@ -9,9 +9,9 @@ from itertools import chain
 
 import numpy as np
 import torch
-from myelin.engine_api import ShardReader, dequantize
 from numpy.typing import NDArray
 
+from myelin.engine_api import ShardReader, dequantize
 from myelin_worker_triton import planes
 from myelin_worker_triton.planes import Matrix
 

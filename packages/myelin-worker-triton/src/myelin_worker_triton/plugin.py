@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 from myelin.engine_api import Engine, EngineOptions, EngineSupport, hookimpl
-
 from myelin_worker_triton.support import ARCHITECTURES, ENGINE_NAME, RANK, SUPPORTED_TYPES
 
 TILED_PROMPTS = "TRITON_ENGINE_TILED_PROMPTS"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from myelin.engine_api import EngineError, EngineOptions, Segment, SequenceId
 from numpy.typing import NDArray
+
+from myelin.engine_api import EngineError, EngineOptions, Segment, SequenceId
 
 
 class Slots:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from myelin.engine_api import GgmlType
-
 from myelin_worker_triton.layouts import LAYOUTS
 
 ENGINE_NAME = "triton"
