@@ -1,6 +1,7 @@
 """Each kernel in the interpreter against a float64 oracle: every type, odd shapes, every number of columns."""
 
-# Triton writes constants in capitals.
+# Triton has no types, and writes constants in capitals.
+# mypy: disable-error-code="import-untyped, untyped-decorator"
 # ruff: noqa: N803
 
 from __future__ import annotations
@@ -306,7 +307,8 @@ def stored(v: Doubles, kind: str) -> Doubles:
     groups = v.reshape(-1, 32)
     scale = (np.abs(groups).max(1, keepdims=True) / 127).astype(np.float16).astype(np.float64)
     codes = np.clip(np.rint(groups / np.where(scale > 0, scale, 1)), -127, 127)
-    return (codes * scale).reshape(-1)
+    kept: Doubles = (codes * scale).reshape(-1)
+    return kept
 
 
 class Sequences:

@@ -1,4 +1,4 @@
-"""The real thing, but for the GPU: `myelin prompt` over two nodes with this engine gives the reference engine's tokens."""
+"""The real thing, but for the GPU: `myelin prompt` over two nodes gives the reference engine's tokens."""
 
 from __future__ import annotations
 
