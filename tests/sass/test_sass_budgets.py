@@ -81,3 +81,9 @@ def test_the_documentation_says_what_was_measured(reports: dict[tuple[str, str, 
     if f"Triton {triton.__version__};" not in text:
         pytest.skip("the page was written with another Triton")
     assert text == markdown([Report(**row) for row in reports.values()], triton.__version__)
+
+
+def test_the_kernels_compile_for_another_vendor_without_spills() -> None:
+    spills = json.loads(run("--amd"))
+    assert len(spills) == 8
+    assert not any(spills.values())

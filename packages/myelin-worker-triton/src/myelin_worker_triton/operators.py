@@ -24,6 +24,9 @@ Tensor = torch.Tensor
 KV_KINDS = {"f16": 0, "f32": 1, "q8_0": 2}
 """How keys and values may be kept, and the kernels' number for it."""
 
+_MORE_WARPS = {"f16": 1, "f32": 4, "q8_0": 2}
+"""Attention of wider or packed keys and values takes more threads, or they would spill registers."""
+
 MOST_COLUMNS = 8
 """Columns of one launch of a projection."""
 
@@ -459,8 +462,7 @@ def launch_attend(
         PAGES_A_SPLIT=tuning.pages_a_split,
         SHARED_PADDED=power_of_two(heads.shared, tuning.least_shared),
         **_head_constants(tuning, heads, cache, places, norms is not None),
-        num_warps=tuning.attention_warps * (1 if cache.kind == "f16" else 2),
-        **({"maxnreg": tuning.most_registers} if tuning.most_registers else {}),
+        num_warps=tuning.attention_warps * _MORE_WARPS[cache.kind],
     )
     if not heads.whole_groups:
         launch_quantise(tuning, result, qkv.shape[0])
@@ -638,7 +640,7 @@ def launch_attend_runs(
         CAP=heads.cap > 0,
         RUN=runs.size,
         **{name: constants[name] for name in names},
-        num_warps=tuning.attention_warps * (1 if cache.kind == "f16" else 2),
+        num_warps=tuning.attention_warps * _MORE_WARPS[cache.kind],
     )
 
 

@@ -29,10 +29,13 @@ from myelin_worker_triton import operators as op
 from myelin_worker_triton.budgets import BUDGETS, H200_INSTRUCTIONS_PER_BYTE, LAUNCHES_PER_LAYER
 from myelin_worker_triton.layouts import LAYOUTS, Plain, Scales
 from myelin_worker_triton.planes import Matrix, plane_strides
-from myelin_worker_triton.tuning import NVIDIA, Tuning
+from myelin_worker_triton.tuning import AMD, NVIDIA, Tuning
 
-TARGETS: dict[str, tuple[str, int, int]] = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32)}
-"""What kernels are compiled for: backend, capability, lanes of a warp."""
+TARGETS: dict[str, tuple[str, int | str, int]] = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32)}
+"""What kernels are measured on: backend, capability, lanes of a warp."""
+
+AMD_TARGET: tuple[str, int | str, int] = ("hip", "gfx942", 64)
+"""CDNA 3: kernels are compiled for it, so that nothing ties them to one vendor, but not measured."""
 
 COLUMNS = 8192
 """Of the matrices: so many that no compiler unrolls the loop over them."""
@@ -124,7 +127,7 @@ _TYPES = {
 }
 
 
-def compile_launch(launch: Launch, target: str) -> Any:
+def compile_launch(launch: Launch, target: tuple[str, int | str, int]) -> Any:
     """Triton's compiled kernel of a launch, specialised as its launcher would."""
     import triton  # type: ignore[import-untyped]  # Triton has no types
     from triton.backends.compiler import GPUTarget  # type: ignore[import-untyped]  # Triton has no types
@@ -155,7 +158,7 @@ def compile_launch(launch: Launch, target: str) -> Any:
         else:
             options[name] = value
     source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
-    return triton.compile(source, target=GPUTarget(*TARGETS[target]), options=options)
+    return triton.compile(source, target=GPUTarget(*target), options=options)
 
 
 def _tool(name: str) -> str:
@@ -357,7 +360,7 @@ def record_embed(tuning: Tuning, kind: str) -> Launch:
 
 def measure(launch: Launch, target: str, name: str, kind: str) -> Report:
     """Compile a launch and look at its code."""
-    compiled = compile_launch(launch, target)
+    compiled = compile_launch(launch, TARGETS[target])
     cubin = compiled.asm["cubin"]
     lines = disassemble(cubin)
     used = usage(cubin)
@@ -401,6 +404,26 @@ def cases(tuning: Tuning = NVIDIA) -> Iterator[tuple[str, str, Launch]]:
             yield name, kind, record_embed(tuning, kind)
         else:
             yield name, kind, attention[kind or "f16"].get(name) or others[name]
+
+
+def amd_spills(tuning: Tuning = AMD) -> dict[str, int]:
+    """Vector registers spilled to memory, by kernel and type, on :data:`AMD_TARGET`.
+
+    Raises:
+        KeyError, RuntimeError: Triton has no backend for it, or can't compile a kernel.
+    """
+    launches = {
+        "project Q4_K": record_project(tuning, "Q4_K"),
+        "project MXFP4": record_project(tuning, "MXFP4"),
+        "gate_up Q6_K": record_gate_up(tuning, "Q6_K"),
+        "tiled Q4_K": record_tiled(tuning, "Q4_K"),
+        **record_attention(tuning, "f16"),
+    }
+    found = {}
+    for name, launch in launches.items():
+        text = compile_launch(launch, AMD_TARGET).asm["amdgcn"]
+        found[name] = sum(int(count) for count in re.findall(r"\.vgpr_spill_count:\s*(\d+)", text))
+    return found
 
 
 def table(targets: Sequence[str] = tuple(TARGETS)) -> list[Report]:
@@ -461,12 +484,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", action="store_true", help="docs/kernels.md")
     parser.add_argument("--target", action="append", choices=sorted(TARGETS), help="default: all")
     parser.add_argument("--dump", nargs=2, metavar=("KERNEL", "TYPE"), help="print one kernel's inner loop")
+    parser.add_argument("--amd", action="store_true", help="only compile for an AMD card: what kernels spill, as JSON")
     given = parser.parse_args(arguments)
+    if given.amd:
+        sys.stdout.write(json.dumps(amd_spills()) + "\n")
+        return 0
     targets = given.target or list(TARGETS)
     if given.dump:
         for name, kind, launch in cases():
             if [name, kind] == given.dump:
-                lines = disassemble(compile_launch(launch, targets[-1]).asm["cubin"])
+                lines = disassemble(compile_launch(launch, TARGETS[targets[-1]]).asm["cubin"])
                 sys.stdout.write("\n\n".join("\n".join(loop) for loop in inner_loops(lines)) + "\n")
         return 0
     reports = table(targets)

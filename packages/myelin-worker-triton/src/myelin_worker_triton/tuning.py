@@ -22,8 +22,8 @@ class Tuning:
         page: Positions of a page of keys and values.
         pages_a_split: Pages of a split of the context.
         least_shared: Least number of query heads in a tile (what ``tl.dot`` takes).
-        attention_warps: Warps of an attention program; twice as many where keys and values must be unpacked.
-        most_registers: What a thread of gate and up, or of attention, may have where the compiler would rather spill;
+        attention_warps: Warps of an attention program over float16 keys and values.
+        most_registers: What a thread of gate and up may have where the compiler would rather spill;
         0 leaves it to it. multiprocessors: Of the device.
         programs: Programs that are started for each multiprocessor at most.
         vocabulary_block: Logits that a sampling program looks at.
