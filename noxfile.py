@@ -56,8 +56,16 @@ def tests(session: nox.Session) -> None:
     _install(session, *PACKAGES, editable=True, extra=(*test_tools, *(("xllamacpp",) if whole else ())))
     _install_models(session)
     both = ["-q", "-n", "2", "--dist", "loadfile"]
-    chosen = session.posargs or (both if whole else [*both, "-m", "not parity and not slow"])
+    chosen = session.posargs or (both if whole else [*both, "-m", "not parity and not slow and not soak"])
     session.run("pytest", *chosen, env={"PYTHONDONTWRITEBYTECODE": "1"})
+
+
+@nox.session(python=PYTHONS[0])
+def soak(session: nox.Session) -> None:
+    """What takes minutes: many kills and faults, in place of the few of the test suite."""
+    _install(session, *PACKAGES, editable=True, extra=("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"))
+    _install_models(session)
+    session.run("pytest", "-q", "-m", "soak", *session.posargs)
 
 
 @nox.session

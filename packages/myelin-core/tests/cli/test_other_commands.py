@@ -18,7 +18,7 @@ import pytest
 
 from myelin.cli.plan import plan_document, plan_text
 from myelin.errors import MyelinError, NodeError
-from myelin.model.shard import StageSlice
+from myelin.model.shard import ByteRange, ShardPlan, StageSlice
 from myelin.planner.run_plan import EdgeKind, EdgePlan, RunPlan, StagePlan
 from myelin.values import NodeId
 
@@ -285,9 +285,12 @@ def test_plan_shows_stages_layers_and_bytes(myelin: Myelin, monkeypatch: pytest.
     async def planned(*_: object) -> object:
         return PLANNED
 
+    shard = ShardPlan((ByteRange(0, 100, 300),), tensors=5, tensor_bytes=200, fraction=0.25)
     monkeypatch.setattr("myelin.cli.composition.plan_run", planned)
+    monkeypatch.setattr("myelin.cli.plan._shards", lambda _: [shard, shard])
     code, out, _ = myelin("plan")
     assert code == 0
+    assert "25.0 %" in out
     assert out.rstrip("\n") == plan_text(PLANNED)  # type: ignore[arg-type]
     for part in ("stage-1", "0-1", "2.0 MB", "1.0 kB", "activation", "256 B", "a note", "engine cpu"):
         assert part in out
@@ -295,6 +298,7 @@ def test_plan_shows_stages_layers_and_bytes(myelin: Myelin, monkeypatch: pytest.
     document = json.loads(out)
     assert document == plan_document(PLANNED)  # type: ignore[arg-type]
     assert document["stages"][0]["layers"] == [0, 2]
+    assert document["stages"][0]["shard"] == {"tensors": 5, "bytes": 200, "fraction": 0.25, "ranges": [[0, 100, 300]]}
     assert document["stages"][0]["memory_bytes"] == 2_001_500
     assert document["edges"][0]["kind"] == "activation"
 

@@ -139,7 +139,6 @@ def two_lines(err: str) -> tuple[str, str]:
             "engine 'nosuch' is not installed",
             "pip install myelin-worker-nosuch",
         ),
-        (["prompt", "hi", "--profile", "deploy"], 1, "provider 'vastai'", ""),
         (["prompt", "hi", "--profile", "none"], 2, "no profile 'none'", "local and deploy"),
         (["prompt", "hi", "--config", "none.toml"], 2, "no configuration file none.toml", "--config"),
         (["prompt", "x" * 200], 2, "tokens, and the context 100", "shorten it"),

@@ -15,6 +15,8 @@ from pydantic import SecretStr
 
 from myelin.builtins.source_hub import myelin_model_source
 from myelin.errors import ModelError, UsageError
+from myelin.model.remote.fetch import ShardFetch
+from myelin.model.shard import ByteRange
 from myelin.model.source import ModelSource, SourceOptions
 from myelin_testkit.hub import FakeHub, Fault
 
@@ -149,11 +151,109 @@ def test_a_store_that_never_answers_well_ends_in_an_error(hub: FakeHub, tmp_path
     assert caught.value.reason == "model-fetch"
 
 
-def test_progress_ends_at_the_whole_size(hub: FakeHub, tmp_path: Path) -> None:
+def test_a_commit_is_asked_about_once_and_its_bytes_come_once(hub: FakeHub, tmp_path: Path) -> None:
+    commit = hub.add("someone/model", "sub/model.gguf", DATA)
+    assert content(source(hub, tmp_path)) == DATA
+    assert [request.method for request in hub.seen] == ["HEAD", "GET"]
+    for _ in range(2):
+        assert content(source(hub, tmp_path, f"{URI}@{commit}")) == DATA
+    assert len(hub.seen) == 2
+    assert hub.served == len(DATA)
+
+
+def test_a_file_that_two_commits_share_is_kept_once(hub: FakeHub, tmp_path: Path) -> None:
     hub.add("someone/model", "sub/model.gguf", DATA)
-    seen: list[tuple[int, int]] = []
-    source(hub, tmp_path).open(lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (len(DATA), len(DATA))
+    content(source(hub, tmp_path))
+    hub.add("someone/model", "README.md", b"news")
+    opened = source(hub, tmp_path)
+    assert content(opened) == DATA
+    assert hub.served == len(DATA)
+
+
+def test_a_store_address_that_is_over_is_asked_for_again(hub: FakeHub, tmp_path: Path) -> None:
+    hub.add("someone/model", "sub/model.gguf", DATA)
+    (file,) = source(hub, tmp_path).open()
+    assert file.read_at(0, 1000) == DATA[:1000]
+    for status in (401, 403, 404, 410):
+        hub.fail(Fault(status=status))
+        start = status * 100
+        assert file.read_at(start, 1000) == DATA[start : start + 1000]
+    assert len(hub.gets("hub")) == 4
+    hub.fail(Fault(status=403), Fault(status=403))
+    with pytest.raises(ModelError) as caught:
+        file.read_at(100_000, 1000)
+    assert caught.value.reason == "model-denied"
+    file.close()
+
+
+def test_a_file_that_changes_behind_a_commit_is_one_clear_error(hub: FakeHub, tmp_path: Path) -> None:
+    hub.add("someone/model", "sub/model.gguf", DATA)
+    (file,) = source(hub, tmp_path).open()
+    file.read_at(0, 1000)
+    hub.swap("someone/model", "sub/model.gguf", DATA[::-1])
+    with pytest.raises(ModelError) as caught:
+        file.read_at(5000, 1000)
+    assert caught.value.reason == "model-changed"
+    file.close()
+
+
+@pytest.mark.parametrize("at", [0, 150_000, -1])
+def test_a_byte_that_flips_on_the_way_is_noticed_once_the_file_is_whole(hub: FakeHub, tmp_path: Path, at: int) -> None:
+    hub.add("someone/model", "sub/model.gguf", DATA)
+    hub.fail(Fault(flip_at=at))
+    (file,) = source(hub, tmp_path).open()
+    fetch = ShardFetch((file,), [ByteRange(0, 0, len(DATA))], lambda *_: None)
+    with pytest.raises(ModelError, match="SHA-256") as caught:
+        fetch.wait()
+    assert caught.value.reason == "model-corrupt"
+    file.close()
+    (file,) = source(hub, tmp_path).open()
+    ShardFetch((file,), [ByteRange(0, 0, len(DATA))], lambda *_: None).wait()
+    assert file.read_at(0, len(DATA)) == DATA
+    file.close()
+
+
+def test_an_unchanged_file_is_compared_with_its_checksum_once(hub: FakeHub, tmp_path: Path) -> None:
+    hub.add("someone/model", "sub/model.gguf", DATA)
+    (file,) = source(hub, tmp_path).open()
+    ShardFetch((file,), [ByteRange(0, 0, len(DATA))], lambda *_: None).wait()
+    file.close()
+    assert len(list(tmp_path.rglob("verified"))) == 1
+
+
+# The Hub's own cache
+
+
+def in_hub_cache(folder: Path, commit: str, data: bytes) -> None:
+    place = folder / "models--someone--model"
+    file = place / "snapshots" / commit / "sub" / "model.gguf"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(data)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text(commit)
+
+
+def test_a_file_in_the_hubs_own_cache_is_used_where_it_lies(hub: FakeHub, tmp_path: Path) -> None:
+    commit = hub.add("someone/model", "sub/model.gguf", DATA)
+    in_hub_cache(tmp_path / "hub", commit, DATA)
+    opened = source(hub, tmp_path / "ours", f"{URI}@{commit}", hub_cache_dir=tmp_path / "hub")
+    assert content(opened) == DATA
+    assert hub.seen == []
+    opened = source(hub, tmp_path / "ours", hub_cache_dir=tmp_path / "hub")
+    assert content(opened) == DATA
+    assert opened.uri == f"{URI}@{commit}"
+    assert hub.served == 0
+    opened = source(hub, tmp_path / "ours", hub_cache_dir=tmp_path / "hub", offline=True)
+    assert content(opened) == DATA
+    hub.fail_hub(*[Fault(status=503)] * 20)
+    assert content(source(hub, tmp_path / "ours", hub_cache_dir=tmp_path / "hub")) == DATA
+    assert not (tmp_path / "ours" / "files").exists()
+
+
+def test_an_older_commit_in_the_hubs_own_cache_is_not_taken_for_the_branch(hub: FakeHub, tmp_path: Path) -> None:
+    in_hub_cache(tmp_path / "hub", hub.add("someone/model", "sub/model.gguf", DATA), DATA)
+    hub.add("someone/model", "sub/model.gguf", DATA[::-1])
+    assert content(source(hub, tmp_path / "ours", hub_cache_dir=tmp_path / "hub")) == DATA[::-1]
 
 
 def test_a_hub_that_cannot_be_reached_is_told_once(tmp_path: Path) -> None:

@@ -269,14 +269,19 @@ def test_nodes_are_told_where_to_send_spans_and_how_to_fetch(toy: Toy) -> None:
         provider="process",
         trace_file="t.jsonl",
         environment={"EXTRA": "1"},
-        source_options=replace(toy.request.source_options, token=SecretStr("hf_x"), offline=True),
+        source_options=replace(
+            toy.request.source_options, token=SecretStr("hf_x"), offline=True, hub_cache_dir=Path("/hub")
+        ),
     )
     ours = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "HOME": "/home/x"}
-    environment = {name: value.get_secret_value() for name, value in node_environment(request, ours).items()}
+    environment = {
+        name: value.get_secret_value() for name, value in node_environment(request, ours, same_host=True).items()
+    }
     assert environment["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://c:4318"
     assert environment["HF_TOKEN"] == "hf_x"
     assert environment["HF_HUB_OFFLINE"] == "1"
     assert environment["EXTRA"] == "1"
     assert environment["MYELIN_NODE_TRACE_FILE"].endswith("/t.jsonl")
     assert "HOME" not in environment
-    assert "MYELIN_NODE_TRACE_FILE" not in node_environment(toy.ask(provider="vastai", trace_file="t.jsonl"), ours)
+    assert environment["HF_HUB_CACHE"] == "/hub"
+    assert not {"MYELIN_NODE_TRACE_FILE", "HF_HUB_CACHE"} & set(node_environment(request, ours, same_host=False))

@@ -147,7 +147,9 @@ def test_a_node_uses_the_cores_that_it_was_told_or_all(monkeypatch: pytest.Monke
 
 
 def test_the_hubs_variables_reach_the_source(tmp_path: Path) -> None:
-    assert source_options(tmp_path, {}) == SourceOptions(tmp_path)
+    options = source_options(tmp_path, {"HF_HUB_CACHE": "/hub"})
+    assert options == SourceOptions(tmp_path, hub_cache_dir=Path("/hub"))
+    assert source_options(tmp_path, {"HF_HOME": "/home"}).hub_cache_dir == Path("/home/hub")
     options = source_options(
         tmp_path, {"HF_TOKEN": "hf_secret", "HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:1/"}
     )

@@ -44,6 +44,8 @@ class ProcessProvider:
         command: What to run in place of ``python -m myelin worker --boot-stdin`` (tests).
     """
 
+    same_host = True
+
     def __init__(self, context: ProviderContext, *, command: Sequence[str] = ()) -> None:
         section = context.section
         self._section = section if isinstance(section, ProcessSection) else ProcessSection()

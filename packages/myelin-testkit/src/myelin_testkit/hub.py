@@ -20,7 +20,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -44,6 +44,8 @@ class Fault:
         gzip: Send the body with ``Content-Encoding: gzip`` although nobody asked for it.
         stall_s: Wait so long before answering.
         short: Announce and send only so many bytes, as if the file had been cut at the source.
+        flip_at: Turn over the bits of this byte of the body.
+        bytes_per_s: Send the body no faster.
     """
 
     status: int = 0
@@ -54,6 +56,8 @@ class Fault:
     gzip: bool = False
     stall_s: float = 0.0
     short: int | None = None
+    flip_at: int | None = None
+    bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +89,14 @@ class FakeHub:
 
     Attributes:
         seen: Every request so far, in order of arrival.
+        served: Bytes of bodies that the store has sent.
+        bytes_per_s: How fast each body of the store is sent; 0 is as fast as it goes.
     """
 
     def __init__(self) -> None:
         self.seen: list[SeenRequest] = []
+        self.served = 0
+        self.bytes_per_s = 0.0
         self._files: dict[str, _File] = {}
         self._repositories: dict[str, _Repository] = {}
         self._faults: deque[Fault] = deque()
@@ -126,6 +134,13 @@ class FakeHub:
             known.commits[commit] = files
             known.refs[revision] = commit
             return commit
+
+    def swap(self, repository: str, file: str, data: bytes, *, revision: str = "main") -> None:
+        """Change what the store has for a file that was published, behind the hub's back."""
+        with self._lock:
+            known = self._repositories[repository]
+            name = known.commits[known.refs[revision]][file]
+            self._files[name] = _File(data, f'"{hashlib.sha256(data).hexdigest()}"')
 
     def gate(self, repository: str, token: str) -> None:
         """Let only those in who show this token."""
@@ -194,7 +209,11 @@ class FakeHub:
             def log_message(self, format: str, *args: object) -> None:
                 """Nothing: tests look at :attr:`FakeHub.seen`."""
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Server(ThreadingHTTPServer):
+            def handle_error(self, request: object, client_address: object) -> None:
+                """Nothing: clients that are gone are what tests are about."""
+
+        server = Server(("127.0.0.1", 0), Handler)
         server.daemon_threads = True
         return server
 
@@ -282,10 +301,19 @@ class FakeHub:
             status = 206
             answer["Content-Range"] = f"bytes {start + fault.wrong_range}-{end - 1}/{len(data)}"
         body = data[start:end]
+        if fault.flip_at is not None:
+            at = fault.flip_at % max(1, len(body))
+            body = body[:at] + bytes([body[at] ^ 0xFF]) + body[at + 1 :]
         if fault.gzip:
             body = gzip.compress(body)
             answer["Content-Encoding"] = "gzip"
-        return _answer(request, status, answer, body, fault.cut_after)
+        return _answer(
+            request, status, answer, body, fault.cut_after, fault.bytes_per_s or self.bytes_per_s, self._count
+        )
+
+    def _count(self, size: int) -> None:
+        with self._lock:
+            self.served += size
 
 
 def _answer(
@@ -294,6 +322,8 @@ def _answer(
     headers: Mapping[str, str],
     body: bytes = b"",
     cut_after: int | None = None,
+    bytes_per_s: float = 0.0,
+    sent_some: Callable[[int], None] = lambda size: None,
 ) -> None:
     request.send_response(status)
     for name, value in headers.items():
@@ -304,7 +334,11 @@ def _answer(
         return
     sent = body if cut_after is None else body[:cut_after]
     for start in range(0, len(sent), _CHUNK):
-        request.wfile.write(sent[start : start + _CHUNK])
+        chunk = sent[start : start + _CHUNK]
+        sent_some(len(chunk))  # before: whoever reads the last byte may look at once
+        request.wfile.write(chunk)
+        if bytes_per_s:
+            time.sleep(len(chunk) / bytes_per_s)
     if cut_after is not None and cut_after < len(body):
         request.wfile.flush()
         request.close_connection = True

@@ -1,15 +1,25 @@
-"""Model source ``https:``: a GGUF at a URL, fetched whole into the cache (the parts of a split one too)."""
+"""Model source ``https:``: a GGUF at a URL (the parts of a split one too), read by ranges into the cache."""
 
 from __future__ import annotations
 
-import hashlib
 import re
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from myelin.errors import UsageError
-from myelin.model.download import Download, fetch, origin
-from myelin.model.local import open_all
+from myelin.errors import ModelError, UsageError
+from myelin.model.opening import close_all
+from myelin.model.remote.cache import ModelCache
+from myelin.model.remote.file import RemoteFile
+from myelin.model.remote.http import (
+    Address,
+    Answer,
+    HttpClient,
+    RefusedError,
+    UnreachableError,
+    ask,
+    origin,
+    refusal,
+    shown_url,
+)
 from myelin.model.shard import ByteSource
 from myelin.model.source import FetchProgress, ModelSource, SourceOptions
 from myelin.model.split import part_names
@@ -25,6 +35,7 @@ class HttpsSource:
     def __init__(self, url: str, options: SourceOptions) -> None:
         self._url = url
         self._options = options
+        self._cache = ModelCache(options.cache_dir)
 
     @property
     def uri(self) -> str:
@@ -32,34 +43,56 @@ class HttpsSource:
         return self._url
 
     def open(self, progress: FetchProgress | None = None) -> tuple[ByteSource, ...]:
-        """Fetch what isn't in the cache, and open it. Errors as :func:`myelin.model.download.fetch`."""
+        """Ask what the file is (each part of it); its bytes come as they are read.
+
+        Raises:
+            ModelError: It isn't there, may not be read, or can't be reached and was never here.
+        """
         location, mark, query = self._url.partition("?")
-        urls = [name + mark + query for name in part_names(location)]
-        paths: list[Path] = []
-        before = 0
+        client = HttpClient()
+        if progress is not None:
+            progress(0, 0)  # before a connection is tried, which may take a while
+        files: list[RemoteFile] = []
+        try:
+            for name in part_names(location):
+                files.append(self._open(client, name + mark + query, progress))  # noqa: PERF401  # closed where one fails
+        except BaseException:
+            close_all(tuple(files))
+            client.close()
+            raise
+        return tuple(files)
 
-        def report(done: int, total: int) -> None:
-            if progress is not None:
-                # The size of later parts isn't known yet.
-                whole = before + total if total and len(paths) == len(urls) - 1 else 0
-                progress(before + done, whole)
-
-        for url in urls:
-            download = Download(
-                url,
-                self._place(url),
-                token=self._options.token,
-                token_origin=origin(self._options.hub_endpoint),
+    def _open(self, client: HttpClient, url: str, progress: FetchProgress | None) -> RemoteFile:
+        options = self._options
+        address = Address(url, options.token, origin(options.hub_endpoint))
+        answer = self._cache.recall(url)
+        if not options.offline:
+            answer = self._ask(client, address, answer)
+        elif answer is None:
+            raise ModelError(
+                f"{shown_url(url)} is not in the cache, and fetching is switched off",
+                "Fetch it once with a connection (without offline mode).",
+                reason="model-offline",
             )
-            path = fetch(download, offline=self._options.offline, progress=report)
-            before += path.stat().st_size
-            paths.append(path)
-        return open_all(paths)
-
-    def _place(self, url: str) -> Path:
-        """A folder for each URL, so that files of one name from two places stay apart."""
         name = _UNFIT.sub("_", unquote(urlsplit(url).path).rsplit("/", 1)[-1])[-120:].lstrip(".") or "model.gguf"
-        return self._options.cache_dir / "https" / hashlib.sha256(url.encode()).hexdigest()[:20] / name
+        return self._cache.open(None if options.offline else client, address, shown_url(url), name, answer, progress)
+
+    def _ask(self, client: HttpClient, address: Address, known: Answer | None) -> Answer:
+        """What the server says now; what it said last where it can't be reached."""
+        try:
+            answer = ask(client, address, known=known is not None)
+        except RefusedError as error:
+            raise refusal(shown_url(address.url), error.status) from None
+        except UnreachableError as error:
+            if known is not None:
+                return known
+            raise ModelError(
+                f"{shown_url(address.url)} can't be fetched: {error}",
+                "Check the connection and try again.",
+                reason="model-fetch",
+            ) from None
+        self._cache.remember(address.url, answer)
+        return answer
 
 
 @hookimpl

@@ -1,22 +1,23 @@
-"""Model source ``hf:owner/repository/file.gguf[@revision]``: a file on the Hugging Face Hub, fetched whole.
+"""Model source ``hf:owner/repository/file.gguf[@revision]``: a file on the Hugging Face Hub, read by ranges.
 
-The Hub's own client fetches it, into a cache of its own layout under ``<cache_dir>/hub``. Once opened,
-:attr:`HubSource.uri` names the commit, so that every node opens the same bytes whatever happens to the branch.
+Once opened, :attr:`HubSource.uri` names the commit, so that every node opens the same bytes whatever happens to the
+branch. A file that the Hub's own tools have fetched to this machine is used where it lies.
 """
 
 from __future__ import annotations
 
-import errno
 import re
-from collections.abc import Callable
-from pathlib import Path
-from types import TracebackType
-from typing import Any
+from urllib.parse import quote
 
 from myelin.errors import ModelError, UsageError
 from myelin.model.local import open_all
+from myelin.model.opening import close_all
+from myelin.model.remote import hub_cache
+from myelin.model.remote.cache import ModelCache
+from myelin.model.remote.file import RemoteFile
+from myelin.model.remote.http import Address, Answer, HttpClient, RefusedError, UnreachableError, ask, origin
 from myelin.model.shard import ByteSource
-from myelin.model.source import FetchProgress, ModelSource, SourceOptions
+from myelin.model.source import PUBLIC_HUB, FetchProgress, ModelSource, SourceOptions
 from myelin.model.split import part_names
 from myelin.plugin import hookimpl
 
@@ -24,11 +25,6 @@ _SPELLING = re.compile(
     r"hf:(?://)?(?P<owner>[A-Za-z0-9][A-Za-z0-9._-]*)/(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)/"
     r"(?P<file>[^@?#]+\.gguf)(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]*))?"
 )
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_ATTEMPTS = 5
-_LONGEST_S = 60.0  # after which no new attempt begins; the client makes attempts of its own too
-_CACHE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS})
-_HTTP_LIBRARIES = frozenset({"httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3"})
 
 
 class HubSource:
@@ -39,6 +35,7 @@ class HubSource:
         self._file = file
         self._revision = revision
         self._options = options
+        self._cache = ModelCache(options.cache_dir)
 
     @property
     def uri(self) -> str:
@@ -46,250 +43,132 @@ class HubSource:
         return f"hf:{self._repository}/{self._file}@{self._revision}"
 
     def open(self, progress: FetchProgress | None = None) -> tuple[ByteSource, ...]:
-        """Fetch what isn't in the cache, and open it; pins the revision to its commit.
+        """Pin the revision to its commit, and ask what the file is (each part of it); its bytes come as they are read.
 
         Raises:
             ModelError: The repository, revision or file doesn't exist, access is denied, or the Hub can't be reached
-                and the file isn't in the cache.
+                and the file was never here.
         """
-        paths: list[Path] = []
         names = part_names(self._file)
-        counter = _Counter(progress, len(names))
-        counter.report(0, 0)  # before a connection is tried, which may take a while
-        for name in names:
-            path = self._fetch(name, counter)
-            paths.append(path)
-            counter.finished(path.stat().st_size)
-            self._pin(path, name)
-        return open_all(paths)
-
-    def _pin(self, path: Path, name: str) -> None:
-        """The cache's layout is ``…/snapshots/<commit>/<file>``."""
-        commit = path.parents[name.count("/")].name
-        if _COMMIT.fullmatch(commit):
-            self._revision = commit
-
-    def _fetch(self, name: str, counter: _Counter) -> Path:
-        from tenacity import (
-            Retrying,
-            retry_if_exception,
-            stop_after_attempt,
-            stop_after_delay,
-            wait_exponential,
-            wait_random,
-        )
-
-        for attempt in Retrying(
-            stop=stop_after_attempt(_ATTEMPTS) | stop_after_delay(_LONGEST_S),
-            wait=wait_exponential(multiplier=0.5, max=20.0) + wait_random(0.0, 0.5),
-            retry=retry_if_exception(lambda error: isinstance(error, _TransientError)),
-            retry_error_callback=_give_up,
-        ):
-            with attempt:
-                return self._fetch_once(name, counter)
-        raise AssertionError("a retried call neither returned nor raised")
-
-    def _fetch_once(self, name: str, counter: _Counter) -> Path:
-        import huggingface_hub as hub
-
-        _quieten()
-        token = self._options.token
-        more: dict[str, Any] = {}
-        if counter.wanted and _takes_progress(hub.hf_hub_download):
-            more["tqdm_class"] = counter.bar_class()
+        client = HttpClient()
+        if progress is not None:
+            progress(0, 0)  # before a connection is tried, which may take a while
+        files: list[RemoteFile] = []
         try:
-            return Path(
-                hub.hf_hub_download(
-                    self._repository,
-                    name,
-                    revision=self._revision,
-                    cache_dir=self._options.cache_dir / "hub",
-                    # False, not None: a token that the client finds by itself is not ours to send.
-                    token=token.get_secret_value() if token is not None else False,
-                    local_files_only=self._options.offline,
-                    endpoint=self._options.hub_endpoint,
-                    library_name="myelin",
-                    **more,
-                )
-            )
-        except Exception as error:
-            translated = self._translate(error, name)
-            if translated is None:
+            first, trouble = self._pinned(client, names[0])
+            found = hub_cache.find(self._options.hub_cache_dir, self._repository, names, self._revision)
+            if found is not None:
+                self._revision = found[0]
+                client.close()
+                return open_all(found[1])
+            if trouble is not None:
+                raise trouble
+            for name in names:
+                answer = first if first is not None else self._ask(client, name)
+                first = None
+                files.append(self._open(client, name, answer, progress))
+        except BaseException:
+            close_all(tuple(files))
+            client.close()
+            raise
+        return tuple(files)
+
+    def _pinned(self, client: HttpClient, name: str) -> tuple[Answer | None, ModelError | None]:
+        """Pin a branch or tag by asking about the first file; a Hub that can't be reached is not yet the end."""
+        if self._options.offline or hub_cache.is_commit(self._revision):
+            return None, None
+        try:
+            return self._ask(client, name), None
+        except ModelError as error:
+            if error.reason != "model-fetch":
                 raise
-            raise translated from None
+            return None, error
 
-    def _translate(self, error: Exception, name: str) -> Exception | None:
-        """What the Hub client's error means to a person; None for what isn't the Hub's or the network's doing."""
-        from huggingface_hub import errors
+    def _open(self, client: HttpClient, name: str, answer: Answer, progress: FetchProgress | None) -> RemoteFile:
+        # Without the commit: a file that two commits share is kept once.
+        source = f"hf:{self._repository}/{name}"
+        if self._options.hub_endpoint != PUBLIC_HUB:
+            source += f" at {self._options.hub_endpoint}"
+        offline = self._options.offline
+        shown = name.rsplit("/", 1)[-1]
+        return self._cache.open(None if offline else client, self._address(name), source, shown, answer, progress)
 
-        repository, shown, have_token = self._repository, f"{self._repository}/{name}", self._options.token is not None
+    def _address(self, name: str) -> Address:
+        options = self._options
+        endpoint = options.hub_endpoint.rstrip("/")
+        url = f"{endpoint}/{self._repository}/resolve/{quote(self._revision, safe='')}/{quote(name)}"
+        return Address(url, options.token, origin(endpoint), is_hub=True)
 
-        def cannot(message: str, hint: str, reason: str) -> ModelError:
-            return ModelError(message, hint, reason=reason)
+    def _ask(self, client: HttpClient, name: str) -> Answer:
+        """What the Hub says of a file; a commit is asked about once in the cache's life."""
+        address = self._address(name)
+        known = self._cache.recall(address.url)
+        shown = f"{self._repository}/{name}"
+        if known is None or not (self._options.offline or hub_cache.is_commit(self._revision)):
+            if self._options.offline:
+                raise ModelError(
+                    f"{shown} is not in the cache, and fetching is switched off",
+                    "Fetch it once with a connection (without offline mode).",
+                    reason="model-offline",
+                )
+            try:
+                known = ask(client, address, known=known is not None)
+            except RefusedError as error:
+                raise self._refusal(error, shown) from None
+            except UnreachableError as error:
+                if known is None:
+                    raise ModelError(
+                        f"the Hub can't be reached for {shown}: {error}",
+                        f"Check the connection and the Hub's address ({self._options.hub_endpoint}).",
+                        reason="model-fetch",
+                    ) from None
+            self._cache.remember(address.url, known)
+        if hub_cache.is_commit(known.commit) and known.commit != self._revision:
+            self._revision = known.commit
+            self._cache.remember(self._address(name).url, known)
+        return known
 
-        # Ordered from the particular to the general: a gated repository is also «not found» to the client.
-        if isinstance(error, errors.GatedRepoError):
-            return cannot(
+    def _refusal(self, error: RefusedError, shown: str) -> ModelError:
+        """The Hub's no, in words."""
+        repository, have_token = self._repository, self._options.token is not None
+        if error.code == "GatedRepo":
+            return ModelError(
                 f"the repository {repository} is gated",
                 "The account of HF_TOKEN has not been granted access: accept the terms on the repository's page."
                 if have_token
                 else "Accept its terms on its page, and set HF_TOKEN to a token of that account.",
-                "model-denied",
+                reason="model-denied",
             )
-        if isinstance(error, errors.RevisionNotFoundError):
-            return cannot(
+        if error.code == "RevisionNotFound":
+            return ModelError(
                 f"{repository} has no revision '{self._revision}'",
                 "Name a branch, a tag or a commit of it after the @.",
-                "model-missing",
+                reason="model-missing",
             )
-        if isinstance(error, errors.RepositoryNotFoundError):
-            return cannot(
+        if error.code == "EntryNotFound":
+            return ModelError(
+                f"{repository} has no file {shown.removeprefix(repository + '/')} at {self._revision[:12]}",
+                "Look up the file's exact name on the repository's page.",
+                reason="model-missing",
+            )
+        # The Hub answers 401 for what doesn't exist, too: strangers aren't told which repositories there are.
+        if error.code == "RepoNotFound" or error.status in (401, 404):
+            return ModelError(
                 f"there is no repository {repository} on the Hub that we may see",
                 "Check its name, and that the account of HF_TOKEN may see it."
                 if have_token
                 else "Check its name; if it is private, set HF_TOKEN.",
-                "model-missing",
+                reason="model-missing",
             )
-        if isinstance(error, errors.LocalEntryNotFoundError):
-            if self._options.offline:
-                return cannot(
-                    f"{shown} is not in the cache, and fetching is switched off",
-                    "Fetch it once with a connection (without offline mode).",
-                    "model-offline",
-                )
-            cause = error.__cause__ or error
-            if isinstance(cause, errors.HfHubHTTPError):
-                return _TransientError(f"{shown} can't be fetched: {_first_line(cause)}")
-            return cannot(
-                f"the Hub can't be reached for {shown}: {_first_line(cause)}",
-                f"Check the connection and the Hub's address ({self._options.hub_endpoint}).",
-                "model-fetch",
+        if error.status == 403:
+            return ModelError(
+                f"the Hub does not let us read {shown}: it answers 403",
+                "Check the token in HF_TOKEN." if have_token else "Set HF_TOKEN to a token that may read it.",
+                reason="model-denied",
             )
-        if isinstance(error, errors.EntryNotFoundError):
-            return cannot(
-                f"{repository} has no file {name} at {self._revision[:12]}",
-                "Look up the file's exact name on the repository's page.",
-                "model-missing",
-            )
-        if isinstance(error, errors.HfHubHTTPError):
-            status = error.response.status_code if error.response is not None else 0
-            if status in (401, 403):
-                return cannot(
-                    f"the Hub does not let us read {shown}: it answers {status}",
-                    "Check the token in HF_TOKEN." if have_token else "Set HF_TOKEN to a token that may read it.",
-                    "model-denied",
-                )
-            if status in (0, 408, 429) or status >= 500:
-                return _TransientError(f"{shown} can't be fetched: the Hub answers {status}")
-            return cannot(f"{shown} can't be fetched: the Hub answers {status}", "Check the name.", "model-fetch")
-        if isinstance(error, OSError) and error.errno in _CACHE_ERRORS:
-            return cannot(
-                f"{shown} can't be kept in {self._options.cache_dir}: {error.strerror}",
-                "Free some space there or name another cache folder (MYELIN_MODEL_CACHE_DIR).",
-                "model-cache",
-            )
-        if isinstance(error, ValueError):
-            return cannot(f"{shown} can't be fetched: {_first_line(error)}", "Check the name.", "model-fetch")
-        # Cut bodies and lost connections come as several kinds, by the client's version and its HTTP library.
-        library = type(error).__module__.partition(".")[0]
-        if isinstance(error, OSError | RuntimeError) or library in _HTTP_LIBRARIES:
-            return _TransientError(f"{shown} can't be fetched: {_first_line(error)}")
-        return None
-
-
-def _quieten() -> None:
-    """The Hub's client tells of each of its attempts in lines of its own, twice; what comes of them is in our error."""
-    import logging
-
-    import huggingface_hub.utils.logging  # noqa: F401  # it sets its level when it is imported
-
-    if not logging.getLogger("myelin").isEnabledFor(logging.INFO):
-        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-
-
-class _TransientError(Exception):
-    """The fetch may work in a moment."""
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__
-
-
-def _give_up(state: Any) -> None:
-    """What tenacity calls after the last attempt."""
-    raise ModelError(
-        str(state.outcome.exception()),
-        "Check the connection and try again: finished files are kept.",
-        reason="model-fetch",
-    ) from None
-
-
-def _takes_progress(function: Callable[..., object]) -> bool:
-    import inspect
-
-    return "tqdm_class" in inspect.signature(function).parameters
-
-
-class _Counter:
-    """Adds up the bytes of all parts for whoever shows them."""
-
-    def __init__(self, progress: FetchProgress | None, files: int) -> None:
-        self._progress = progress
-        self._files_left = files
-        self._before = 0
-
-    @property
-    def wanted(self) -> bool:
-        """Somebody listens."""
-        return self._progress is not None
-
-    def report(self, done: int, total: int) -> None:
-        """Of the file that is being fetched; the whole is known only with the last one."""
-        if self._progress is not None:
-            self._progress(self._before + done, self._before + total if total and self._files_left == 1 else 0)
-
-    def finished(self, size: int) -> None:
-        """A file is there (an old client has said nothing meanwhile)."""
-        self.report(size, size)
-        self._before += size
-        self._files_left -= 1
-
-    def bar_class(self) -> type[Any]:
-        """What the Hub's client takes for a progress bar (the few methods of ``tqdm`` that it calls)."""
-        counter = self
-
-        class Bar:
-            def __init__(
-                self, *arguments: object, total: float | None = None, initial: float = 0, **more: object
-            ) -> None:
-                self.total = total
-                self.n = initial
-                self.disable = True
-                counter.report(int(self.n), int(self.total or 0))
-
-            def update(self, count: float | None = 1) -> None:
-                self.n += count or 0
-                counter.report(int(self.n), int(self.total or 0))
-
-            def refresh(self, *arguments: object, **more: object) -> None:
-                counter.report(int(self.n), int(self.total or 0))
-
-            def set_description(self, *arguments: object, **more: object) -> None: ...
-
-            def set_postfix_str(self, *arguments: object, **more: object) -> None: ...
-
-            def close(self) -> None: ...
-
-            def __enter__(self) -> Bar:
-                return self
-
-            def __exit__(
-                self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-            ) -> None:
-                self.close()
-
-        return Bar
+        return ModelError(
+            f"{shown} can't be fetched: the Hub answers {error.status}", "Check the name.", reason="model-fetch"
+        )
 
 
 @hookimpl

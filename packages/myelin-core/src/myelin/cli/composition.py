@@ -62,7 +62,11 @@ def source_options(settings: Settings) -> SourceOptions:
     """What model sources may use."""
     model = settings.model
     return SourceOptions(
-        cache_dir=model.cache_dir, token=model.token, offline=model.offline, hub_endpoint=model.hub_endpoint
+        cache_dir=model.cache_dir,
+        token=model.token,
+        offline=model.offline,
+        hub_endpoint=model.hub_endpoint,
+        hub_cache_dir=model.hub_cache_dir,
     )
 
 

@@ -12,6 +12,7 @@ import typer
 from myelin.cli.options import RECORD_OPTIONS, Invocation, with_options
 
 if TYPE_CHECKING:
+    from myelin.cli.composition import Root
     from myelin.model.architecture import Hyperparameters
     from myelin.model.facts import ModelFacts
     from myelin.model.source import FetchProgress
@@ -27,13 +28,24 @@ GREETING = ({"role": "user", "content": "Hello"},)
 def command(
     invocation: Invocation,
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A model's source, spelt as for --model.")],
+    memory: Annotated[
+        str, typer.Option("--memory", metavar="SIZE,…", help="Memory of each node, in order: 24GB,24GB,16GB.")
+    ] = "",
+    context: Annotated[
+        int, typer.Option("--max-context", metavar="TOKENS", min=0, help="Positions of one sequence, for --memory.")
+    ] = 0,
 ) -> int:
-    """Look into a model's file: what it is, what it is made of, and whether it could be served (exit code 1 if not)."""
+    """Look into a model's file: what it is, what it is made of, and whether it could be served (exit code 1 if not).
+
+    Of a model on another machine, only the header is fetched.
+    """
     from myelin.cli.composition import assemble, source_options
     from myelin.cli.output import answer, answer_json
+    from myelin.cli.quantities import parse_bytes
     from myelin.model.gguf import read_facts
     from myelin.model.opening import close_all
 
+    nodes = tuple(parse_bytes(size) for size in memory.split(",")) if memory else ()
     root = assemble(invocation)
     opened = root.registry.model_source(source, source_options(root.settings))
     files = opened.open(_fetch_line())
@@ -42,6 +54,10 @@ def command(
     finally:
         close_all(files)
     document = examine(facts, opened.uri, root.registry)
+    if nodes:
+        document["fit"] = fit = fitting(facts, opened.uri, root, nodes, context)
+        if not fit["fits"]:
+            _add_problem(document, str(fit["reason"]))
     if invocation.json:
         answer_json(document)
     else:
@@ -76,6 +92,62 @@ def examine(facts: ModelFacts, uri: str, registry: Registry) -> dict[str, object
         "servable": not problems,
         "problems": problems,
     }
+
+
+def fitting(facts: ModelFacts, uri: str, root: Root, memory: tuple[int, ...], context: int = 0) -> dict[str, object]:
+    """Whether the model fits nodes of so many bytes, and what each would hold. ``reason`` and ``hint`` say why not."""
+    from myelin.engine.contract import EngineOptions
+    from myelin.errors import MyelinError
+    from myelin.model.architecture import describe
+    from myelin.orchestrator.planning import KV_BYTES, node_names, resolved_options
+    from myelin.planner.run_plan import NodeCapacity, PlanRequest
+
+    runtime = root.settings.runtime
+    answer: dict[str, object] = {"fits": False, "memory": list(memory), "reason": "", "hint": "", "stages": []}
+    try:
+        parameters = describe(facts)
+        options = EngineOptions(
+            max_context=context or runtime.max_context,
+            max_sequences=runtime.max_sequences,
+            max_batch_tokens=runtime.max_batch_tokens,
+            kv_dtype=runtime.kv_dtype,
+        )
+        options = resolved_options(options, parameters)
+        answer["max_context"], answer["max_sequences"] = options.max_context, options.max_sequences
+        request = PlanRequest(
+            facts=facts,
+            parameters=parameters,
+            model_uri=uri,
+            nodes=tuple(NodeCapacity(name, size) for name, size in zip(node_names(len(memory)), memory, strict=True)),
+            max_context=options.max_context,
+            max_sequences=options.max_sequences,
+            max_batch_tokens=options.max_batch_tokens,
+            kv_bytes_per_value=KV_BYTES.get(options.kv_dtype, 2),
+        )
+        plan = root.registry.plan(request, runtime.planner)
+    except MyelinError as error:
+        answer["reason"], answer["hint"] = error.message, error.hint
+        return answer
+    answer["fits"] = True
+    answer["stages"] = [
+        {
+            "layers": list(stage.layers),
+            "memory_bytes": stage.memory_bytes,
+            "weight_bytes": stage.weight_bytes,
+            "kv_bytes": stage.kv_bytes,
+            "free_bytes": size - stage.memory_bytes,
+        }
+        for stage, size in zip(plan.stages, memory, strict=True)
+    ]
+    return answer
+
+
+def _add_problem(document: dict[str, object], problem: str) -> None:
+    problems = document["problems"]
+    assert isinstance(problems, list)
+    if problem not in problems:
+        problems.append(problem)
+    document["servable"] = False
 
 
 def _types(facts: ModelFacts) -> list[dict[str, object]]:
@@ -181,10 +253,34 @@ def inspect_text(document: dict[str, object]) -> str:
     engines = document["engines"]
     assert isinstance(engines, list)
     lines += [""] + [f"engine {one['name']}: {'able' if one['able'] else one['reason']}" for one in engines]
+    lines += _fit_lines(document.get("fit"))
     problems = document["problems"]
     assert isinstance(problems, list)
     lines += ["", "can be served" if not problems else f"can't be served: {'; '.join(problems)}"]
     return "\n".join(lines)
+
+
+def _fit_lines(fit: object) -> list[str]:
+    """What would be where, for people."""
+    from myelin.cli.output import human_bytes, table
+
+    if not isinstance(fit, dict):
+        return []
+    if not fit["fits"]:
+        return ["", f"does not fit: {fit['reason']}", *([f"hint: {fit['hint']}"] if fit["hint"] else [])]
+    rows = [
+        (
+            index,
+            f"{stage['layers'][0]}-{stage['layers'][1] - 1}",
+            human_bytes(stage["weight_bytes"]),
+            human_bytes(stage["kv_bytes"]),
+            human_bytes(stage["memory_bytes"]),
+            human_bytes(size),
+        )
+        for index, (stage, size) in enumerate(zip(fit["stages"], fit["memory"], strict=True))
+    ]
+    heading = f"fits with a context of {fit['max_context']} and {fit['max_sequences']} sequences:"
+    return ["", heading, table(("node", "layers", "weights", "KV", "needs", "has"), rows, right=(0, 2, 3, 4, 5))]
 
 
 def _ranges(numbers: list[int]) -> str:

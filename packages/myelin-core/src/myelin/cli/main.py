@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from myelin import __version__
-from myelin.cli import bench, chat, config, doctor, inspect, plan, plugins, prompt, serve, worker
+from myelin.cli import bench, cache, chat, config, doctor, inspect, plan, plugins, prompt, serve, worker
 from myelin.cli.output import prepare_streams
 from myelin.errors import MyelinError
 
@@ -35,6 +35,7 @@ app = typer.Typer(
 
 for module in (prompt, chat, serve, plan, inspect, plugins, config, doctor, worker, bench):
     app.command(module.NAME)(module.command)
+app.add_typer(cache.app, name=cache.NAME)
 
 
 def _show_version(wanted: bool) -> None:

@@ -148,7 +148,11 @@ class ProviderContext:
 
 
 class Provider(Protocol):
-    """Starts nodes somewhere."""
+    """Starts nodes somewhere.
+
+    One whose nodes are processes of the orchestrator's own machine, with its files, may say so with an attribute
+    ``same_host = True``; they are then told of files that they can append to (``--trace-file``).
+    """
 
     async def offers(self, need: Need) -> Sequence[Offer]:
         """What could be started for ``need``, best first; empty where nothing fits. Changes nothing."""

@@ -7,12 +7,15 @@ There is no field that does nothing.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 from platformdirs import user_cache_path
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic.config import JsonDict
+
+from myelin.config.hub_cache import default_hub_cache
 
 DEFAULT_REPOSITORY = "bartowski/Llama-3.2-1B-Instruct-GGUF"
 DEFAULT_FILE = "Llama-3.2-1B-Instruct-Q4_K_M.gguf"
@@ -184,7 +187,12 @@ class ModelSection(Section):
     )
     cache_dir: FolderPath = Field(
         default_factory=lambda: user_cache_path("myelin") / "models",
-        description="folder where fetched models are kept",
+        description="folder where fetched parts of models are kept",
+    )
+    hub_cache_dir: OptionalPath = Field(
+        default_factory=lambda: default_hub_cache(os.environ),
+        description="where the Hub's own tools keep files, which are used in place; nowhere if empty",
+        json_schema_extra=names("HF_HUB_CACHE"),
     )
     token: SecretStr | None = Field(None, description="for gated repositories", json_schema_extra=names("HF_TOKEN"))
     offline: bool = Field(

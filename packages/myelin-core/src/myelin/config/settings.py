@@ -33,7 +33,8 @@ FILE_NAME = "myelin.toml"
 
 PROFILES: Mapping[str, Mapping[str, Mapping[str, object]]] = {
     "local": {"provider": {"name": "process"}},
-    "deploy": {"provider": {"name": "vastai"}},
+    # A rented machine takes minutes to come up: as long as its provider waits for it.
+    "deploy": {"provider": {"name": "vastai"}, "runtime": {"startup_timeout_s": 1800.0}},
 }
 """Sets of values under one name, chosen by ``--profile``, ``MYELIN_PROFILE`` or ``profile`` in the file."""
 

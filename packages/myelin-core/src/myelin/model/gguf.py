@@ -49,6 +49,10 @@ MAX_TENSOR_NAME_BYTES = 255
 MAX_DIMENSIONS = 4
 
 FIRST_READ = 1 << 20
+SLACK_BYTES = 96 << 10
+"""Read beyond where a header seems to end: a chat template, and what the estimate lacks."""
+TENSOR_ENTRY_BYTES = 72
+"""What a tensor takes in a header, by and large."""
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -237,10 +241,15 @@ class _HeaderReader:
         self.position = 0
         self.subject = "the header"
         self.strings_left = MAX_STRINGS
+        self.reads = 0
+        self.tensor_count = 0
+        self.expected_end = 0
+        self.merges_follow = False
 
     def read(self) -> PartHeader:
         key_count, tensor_count = self._preamble()
         metadata: dict[str, object] = {}
+        self.tensor_count = tensor_count
         for index in range(key_count):
             self._key(index, metadata)
         alignment = self._alignment(metadata)
@@ -268,8 +277,12 @@ class _HeaderReader:
             if end > self.size:
                 raise self.fail(f"ends beyond the file's {self.size} bytes")
             raise self.fail(f"ends beyond {MAX_HEADER_BYTES} bytes, more than any header needs")
-        target = min(max(end, 2 * have, FIRST_READ), self.limit)
+        # What is known of the header by now tells well where it ends; where it doesn't, grow faster and faster.
+        likely = max(end + self.tensor_count * TENSOR_ENTRY_BYTES, self.expected_end) + SLACK_BYTES
+        target = max(end, FIRST_READ if not have else likely if self.reads < 4 else max(likely, 2 * have))
+        target = min(target, self.limit)
         self.buffer += self.source.read_at(have, target - have)
+        self.reads += 1
 
     def _take(self, size: int) -> int:
         """Move over ``size`` bytes that are there; returns where they begin."""
@@ -302,7 +315,9 @@ class _HeaderReader:
     def _preamble(self) -> tuple[int, int]:
         """Returns the counts of keys and tensors."""
         name = self.source.name
-        start = self.source.read_at(0, min(self.size, 32))
+        if self.size:
+            self._require(min(self.size, 32))
+        start = self.buffer[:32]
         if start[:4] != MAGIC:
             hint = next((hint for beginning, hint in _FOREIGN_BEGINNINGS if start.startswith(beginning)), "")
             begins = f"it begins with {start[:4]!r}" if start else "it is empty"
@@ -349,6 +364,8 @@ class _HeaderReader:
             raise self.fail(f"is of type {self._type_name(value_type)}, not {self._names(expected)}")
         if key in _KNOWN_ARRAYS and value_type != ValueType.ARRAY:
             raise self.fail(f"is of type {self._type_name(value_type)}, not an array")
+        if key == "tokenizer.ggml.tokens":
+            self.merges_follow = metadata.get("tokenizer.ggml.model") == "gpt2"
         metadata[key] = self._array(key) if value_type == ValueType.ARRAY else self._scalar(value_type)
 
     def _scalar(self, value_type: int) -> object:
@@ -374,7 +391,7 @@ class _HeaderReader:
         if element_type == ValueType.ARRAY:
             raise self.fail("is an array of arrays, which no model needs")
         if element_type == ValueType.STRING:
-            return self._strings(count)
+            return self._strings(key, count)
         dtype = _DTYPES.get(element_type)
         if dtype is None:
             raise self.fail(f"is an array of unknown type {element_type}")
@@ -391,7 +408,7 @@ class _HeaderReader:
         values.flags.writeable = False
         return values
 
-    def _strings(self, count: int) -> StringArray:
+    def _strings(self, key: str, count: int) -> StringArray:
         if count * LENGTH_BYTES > self.size - self.position:
             raise self.fail(f"claims {count} strings, more than fit into the file's {self.size} bytes")
         if count > self.strings_left:
@@ -412,12 +429,24 @@ class _HeaderReader:
                 done = count
             except (struct.error, OverflowError):
                 done = len(bounds)
+                self._expect(key, count, count - done, position, (position - begin) / max(1, done))
                 self._require(position + LENGTH_BYTES)
                 buffer = self.buffer
         self._require(position)
         self.position = position
         append(position)
         return StringArray(self.buffer[begin:position], np.frombuffer(bounds, dtype=np.int64) - begin)
+
+    def _expect(self, key: str, count: int, left: int, position: int, average: float) -> None:
+        """Guess where the header ends from how far a vocabulary has come: its other arrays are as long, or absent."""
+        end = position + int(left * average)
+        if key == "tokenizer.ggml.tokens":
+            if self.merges_follow:
+                end += int(count * (average + 5)) + 4 * count  # pairs of tokens; kinds
+            else:
+                end += 8 * count  # scores and kinds
+        # Later tokens are longer by and large: a twentieth more costs less than another request.
+        self.expected_end = end + (end - position) // 20 + self.tensor_count * TENSOR_ENTRY_BYTES
 
     def _alignment(self, metadata: Mapping[str, object]) -> int:
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)

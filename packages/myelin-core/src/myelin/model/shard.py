@@ -73,6 +73,21 @@ class DirectSource(Protocol):
         """Fill ``target`` (writable bytes) from ``offset``; errors as :meth:`ByteSource.read_at`."""
 
 
+@runtime_checkable
+class VersionedSource(Protocol):
+    """A byte source that can tell its version of the file from every other."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The same in every process that has the same version open; empty where there is no telling."""
+
+
+def fingerprints(parts: Iterable[ByteSource]) -> tuple[str, ...]:
+    """The parts' fingerprints; empty unless each has one."""
+    found = tuple(part.fingerprint if isinstance(part, VersionedSource) else "" for part in parts)
+    return found if all(found) else ()
+
+
 class ShardReader:
     """Reads the tensors of one stage, and no other bytes. Thread-safe.
 
@@ -148,6 +163,45 @@ class ShardReader:
         with self._lock:
             self.bytes_read += length
         return values
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """What one stage is to fetch.
+
+    Attributes:
+        ranges: Its bytes, ascending; gaps of at most :data:`SMALL_GAP` between tensors are part of them.
+        tensors: How many tensors it needs.
+        tensor_bytes: Their bytes.
+        fraction: The ranges' share of the whole model's files, 0 to 1.
+    """
+
+    ranges: tuple[ByteRange, ...]
+    tensors: int
+    tensor_bytes: int
+    fraction: float
+
+    @property
+    def range_bytes(self) -> int:
+        """Bytes of all ranges."""
+        return sum(piece.end - piece.start for piece in self.ranges)
+
+
+SMALL_GAP = 16 << 10
+"""Bytes between two tensors that are fetched along, since another request would cost more than they do."""
+
+
+def plan_shard(facts: ModelFacts, parameters: Hyperparameters, stage: StageSlice) -> ShardPlan:
+    """The bytes that the stage needs of the model."""
+    names = stage_tensors(facts, parameters, stage.first_layer, stage.end_layer)
+    ranges = stage_byte_ranges(facts, names, SMALL_GAP)
+    total = sum(piece.end - piece.start for piece in ranges)
+    return ShardPlan(
+        ranges=ranges,
+        tensors=len(names),
+        tensor_bytes=sum(facts.tensors[name].nbytes for name in names),
+        fraction=total / facts.total_bytes if facts.total_bytes else 0.0,
+    )
 
 
 def stage_byte_ranges(facts: ModelFacts, names: Iterable[str], gap: int = 0) -> tuple[ByteRange, ...]:

@@ -18,6 +18,9 @@ FetchProgress = Callable[[int, int], None]
 """``progress(bytes_done, bytes_total)``; the total is 0 where it isn't known."""
 
 
+PUBLIC_HUB = "https://huggingface.co"
+
+
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
     """What sources may use.
@@ -27,12 +30,14 @@ class SourceOptions:
         token: For gated repositories (``HF_TOKEN``); sent to the Hub alone, never to where it redirects.
         offline: Use only what is on disk.
         hub_endpoint: Base URL of the Hub (``HF_ENDPOINT``).
+        hub_cache_dir: Where the Hub's own tools keep files on this machine, which are used in place; None not to look.
     """
 
     cache_dir: Path
     token: SecretStr | None = None
     offline: bool = False
-    hub_endpoint: str = "https://huggingface.co"
+    hub_endpoint: str = PUBLIC_HUB
+    hub_cache_dir: Path | None = None
 
 
 class ModelSource(Protocol):
@@ -43,7 +48,9 @@ class ModelSource(Protocol):
         """The canonical spelling: what a node is given to open the same model (revisions resolved once opened)."""
 
     def open(self, progress: FetchProgress | None = None) -> tuple[ByteSource, ...]:
-        """Open the model's files, in order of their part numbers; may fetch them first. Blocking.
+        """Open the model's files, in order of their part numbers. Blocking.
+
+        A source may fetch them whole first, telling ``progress``, or give files whose bytes come as they are read.
 
         Raises:
             ModelError: It isn't there, a part is missing, or it can't be fetched.

@@ -21,6 +21,7 @@ from myelin.cluster.executor import Executor, LaunchTimes
 from myelin.cluster.provider import ProviderContext
 from myelin.cluster.spec import NodeSpec
 from myelin.errors import MyelinError, NodeError
+from myelin.model.shard import plan_shard
 from myelin.orchestrator.background import Background, all_of, in_thread, uninterrupted
 from myelin.orchestrator.control import dial, fresh
 from myelin.orchestrator.events import Observer, ProgressEvent, Silent
@@ -128,6 +129,7 @@ class _Run:
         self.nodes: tuple[Node, ...] = ()
         self.transport: Transport | None = None
         self.executor: Executor | None = None
+        self.same_host = False
         self.watch: NodeWatch | None = None
         self.edge: HeadEdge | None = None
         self.pipeline: Pipeline | None = None
@@ -227,6 +229,7 @@ class _Run:
         with self.story.phase(Phase.PROVISIONER, {attributes.PROVIDER: request.provider}):
             context = ProviderContext(request.run, request.provider_section, request.stages)
             provider = self.registry.provider(request.provider, context)
+            self.same_host = bool(getattr(provider, "same_host", False))
             self.executor = Executor(
                 provider,
                 request.provider,
@@ -236,7 +239,7 @@ class _Run:
     def specify_nodes(self, plan: Planning) -> None:
         """node_spec: what each node must be, and is told."""
         with self.story.phase(Phase.NODE_SPEC, {attributes.STAGES: len(plan.plan.stages)}):
-            environment = node_environment(self.request, os.environ)
+            environment = node_environment(self.request, os.environ, same_host=self.same_host)
             self.nodes = tuple(
                 Node(
                     NodeSpec(
@@ -257,6 +260,17 @@ class _Run:
         """stage_shard_plan: what each node is going to load; the end tokens follow once the tokenizer is there."""
         total = sum(stage.weight_bytes for stage in plan.plan.stages)
         with self.story.phase(Phase.STAGE_SHARD_PLAN, {attributes.WEIGHT_BYTES: total}):
+            for stage in plan.plan.stages:
+                shard = plan_shard(plan.facts, plan.parameters, stage.slice)
+                fields: dict[str, AttributeValue] = {
+                    attributes.STAGE: stage.index,
+                    attributes.SHARD_RANGES: len(shard.ranges),
+                    attributes.SHARD_BYTES: shard.range_bytes,
+                    attributes.SHARD_TENSORS: shard.tensors,
+                    attributes.SHARD_FRACTION: shard.fraction,
+                }
+                with self.story.node(Phase.STAGE_SHARD_PLAN, stage.node, None, fields):
+                    pass
             return tuple(provision_message(plan, index) for index in range(len(plan.plan.stages)))
 
     async def start_nodes(self) -> None:

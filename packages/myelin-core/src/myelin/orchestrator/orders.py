@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from pydantic import SecretStr
 
+from myelin.model.summary import MOST_BYTES, pack_facts
 from myelin.orchestrator.planning import Planning
 from myelin.orchestrator.request import RunRequest
 from myelin.wire import control_pb2 as pb
@@ -14,15 +15,15 @@ from myelin.wire import control_pb2 as pb
 PROVISION_ID = 1
 """Each node gets one stage in its life, so one number will do."""
 
-LOCAL_PROVIDERS = frozenset({"process"})
-"""Providers whose nodes share this machine's files, so that they may append to the same trace file."""
-
 _TELEMETRY_PREFIX = "OTEL_"
 
 
 def provision_message(plan: Planning, index: int) -> pb.Provision:
     """What the node of stage ``index`` is told to load; without the end tokens."""
     stage, options = plan.plan.stages[index], plan.options
+    facts = pack_facts(plan.facts) if plan.model.fingerprints else b""
+    if len(facts) > MOST_BYTES:
+        facts = b""
     return pb.Provision(
         id=PROVISION_ID,
         model_uri=plan.model.uri,
@@ -42,15 +43,23 @@ def provision_message(plan: Planning, index: int) -> pb.Provision:
         model_cache_dir=str(plan.request.source_options.cache_dir),
         part_sizes=plan.model.part_sizes,
         header_digest=plan.model.digest,
+        part_fingerprints=plan.model.fingerprints,
+        facts=facts,
     )
 
 
-def node_environment(request: RunRequest, ours: Mapping[str, str]) -> dict[str, SecretStr]:
-    """The variables that nodes get: where to send spans, how to fetch the model, what the request adds."""
+def node_environment(request: RunRequest, ours: Mapping[str, str], *, same_host: bool) -> dict[str, SecretStr]:
+    """The variables that nodes get: where to send spans, how to fetch the model, what the request adds.
+
+    Args:
+        same_host: The nodes share this machine's files, so they may append to the same trace file.
+    """
     environment = {name: value for name, value in ours.items() if name.startswith(_TELEMETRY_PREFIX)}
-    if request.trace_file and request.provider in LOCAL_PROVIDERS:
+    if request.trace_file and same_host:
         environment["MYELIN_NODE_TRACE_FILE"] = os.path.abspath(request.trace_file)
     options = request.source_options
+    if options.hub_cache_dir is not None and same_host:
+        environment["HF_HUB_CACHE"] = os.path.abspath(options.hub_cache_dir)
     if options.token is not None:
         environment["HF_TOKEN"] = options.token.get_secret_value()
     if options.offline:

@@ -11,6 +11,7 @@ from myelin.errors import ModelError
 from myelin.model.architecture import Hyperparameters, stage_tensors
 from myelin.model.digest import header_digest
 from myelin.model.facts import ModelFacts
+from myelin.model.shard import fingerprints
 from myelin.model.source import FetchProgress, ModelSource
 from myelin.orchestrator.engines import AUTO, choose_engine
 from myelin.orchestrator.request import RunRequest
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 DEFAULT_CONTEXT = 4096
 """The context where none is asked for, unless the model was trained for less."""
 
-_KV_BYTES = {"f16": 2, "f32": 4}
+KV_BYTES = {"f16": 2, "f32": 4}
+"""Bytes of one kept key or value, by the name of its type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class OpenedModel:
         facts, parameters: What the header says.
         part_sizes: Bytes of its files.
         digest: SHA-256 over the headers.
+        fingerprints: Which version of each file it was, where the source tells versions apart; empty otherwise.
     """
 
     uri: str
@@ -43,6 +46,7 @@ class OpenedModel:
     parameters: Hyperparameters
     part_sizes: tuple[int, ...]
     digest: bytes
+    fingerprints: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,7 @@ def open_model(source: ModelSource, progress: FetchProgress | None = None) -> Op
             parameters=parameters,
             part_sizes=tuple(part.size for part in parts),
             digest=header_digest(facts, parts),
+            fingerprints=fingerprints(parts),
         )
     finally:
         opening.close_all(parts)
@@ -148,7 +153,7 @@ def plan_run(request: RunRequest, model: OpenedModel, registry: Registry) -> Pla
             max_context=options.max_context,
             max_sequences=options.max_sequences,
             max_batch_tokens=options.max_batch_tokens,
-            kv_bytes_per_value=_KV_BYTES.get(options.kv_dtype, 2),
+            kv_bytes_per_value=KV_BYTES.get(options.kv_dtype, 2),
         ),
         request.planner,
     )

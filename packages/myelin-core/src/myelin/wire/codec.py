@@ -41,6 +41,8 @@ _IDENTIFIERS = frozenset({"run", "node", "next_node"})
 _IDENTIFIER = re.compile(r"[A-Za-z0-9-]*")
 _TEXTS_CUT = frozenset({"message", "hint"})
 _MAX_DIGEST_BYTES = 64
+BYTES_LIMITS = {"facts": 512 << 10}
+"""Bytes of a field of bytes that is no digest, by its name."""
 
 
 def encode(envelope: Envelope) -> bytes:
@@ -93,10 +95,9 @@ def _check(envelope: Envelope) -> None:
             if field.name in _IDENTIFIERS and not _IDENTIFIER.fullmatch(value):
                 raise WireError(f"a control message's {field.name} is not an identifier")
         elif isinstance(value, bytes):
-            if len(value) > _MAX_DIGEST_BYTES:
-                raise WireError(
-                    f"a control message's {field.name} has {len(value)} bytes, more than {_MAX_DIGEST_BYTES}"
-                )
+            limit = BYTES_LIMITS.get(field.name, _MAX_DIGEST_BYTES)
+            if len(value) > limit:
+                raise WireError(f"a control message's {field.name} has {len(value)} bytes, more than {limit}")
         elif isinstance(value, float) and not (math.isfinite(value) and value >= 0.0):
             raise WireError(f"a control message's {field.name} is {value}")
 

@@ -103,7 +103,7 @@ class EngineOptions(_message.Message):
     def __init__(self, threads: _Optional[int] = ..., max_context: _Optional[int] = ..., max_sequences: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class Provision(_message.Message):
-    __slots__ = ("id", "model_uri", "engine", "options", "stage_index", "stage_count", "first_layer", "end_layer", "end_tokens", "model_cache_dir", "part_sizes", "header_digest")
+    __slots__ = ("id", "model_uri", "engine", "options", "stage_index", "stage_count", "first_layer", "end_layer", "end_tokens", "model_cache_dir", "part_sizes", "header_digest", "part_fingerprints", "facts")
     ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_URI_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
@@ -116,6 +116,8 @@ class Provision(_message.Message):
     MODEL_CACHE_DIR_FIELD_NUMBER: _ClassVar[int]
     PART_SIZES_FIELD_NUMBER: _ClassVar[int]
     HEADER_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PART_FINGERPRINTS_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
     id: int
     model_uri: str
     engine: str
@@ -128,7 +130,9 @@ class Provision(_message.Message):
     model_cache_dir: str
     part_sizes: _containers.RepeatedScalarFieldContainer[int]
     header_digest: bytes
-    def __init__(self, id: _Optional[int] = ..., model_uri: _Optional[str] = ..., engine: _Optional[str] = ..., options: _Optional[_Union[EngineOptions, _Mapping]] = ..., stage_index: _Optional[int] = ..., stage_count: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., end_tokens: _Optional[_Iterable[int]] = ..., model_cache_dir: _Optional[str] = ..., part_sizes: _Optional[_Iterable[int]] = ..., header_digest: _Optional[bytes] = ...) -> None: ...
+    part_fingerprints: _containers.RepeatedScalarFieldContainer[str]
+    facts: bytes
+    def __init__(self, id: _Optional[int] = ..., model_uri: _Optional[str] = ..., engine: _Optional[str] = ..., options: _Optional[_Union[EngineOptions, _Mapping]] = ..., stage_index: _Optional[int] = ..., stage_count: _Optional[int] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., end_tokens: _Optional[_Iterable[int]] = ..., model_cache_dir: _Optional[str] = ..., part_sizes: _Optional[_Iterable[int]] = ..., header_digest: _Optional[bytes] = ..., part_fingerprints: _Optional[_Iterable[str]] = ..., facts: _Optional[bytes] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("id", "phase", "done", "total")

@@ -384,9 +384,18 @@ class Agent:
                     attributes.WEIGHT_BYTES: loaded.report.weight_bytes,
                     attributes.KV_BYTES: loaded.report.kv_bytes,
                     attributes.FETCHED_BYTES: loaded.fetched_bytes,
+                    attributes.SHARD_NETWORK_BYTES: loaded.network_bytes,
                     attributes.THREADS: loaded.threads,
                 }
             )
+            if loaded.shard is not None:
+                current.set_attributes(
+                    {
+                        attributes.SHARD_RANGES: len(loaded.shard.ranges),
+                        attributes.SHARD_BYTES: loaded.shard.range_bytes,
+                        attributes.SHARD_FRACTION: loaded.shard.fraction,
+                    }
+                )
         return loaded
 
     async def _tick(self, loading: _Loading) -> None:

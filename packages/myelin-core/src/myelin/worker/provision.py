@@ -6,19 +6,25 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pydantic import SecretStr
 
 from myelin.cluster.boot import CORES_VARIABLE
-from myelin.engine.contract import Engine, EngineOptions, Progress
+from myelin.config.hub_cache import default_hub_cache
+from myelin.engine.contract import Engine, EngineOptions, LoadReport, Progress
 from myelin.errors import ModelError, WireError
 from myelin.model.opening import close_all
-from myelin.model.shard import StageSlice
-from myelin.model.source import ModelSource, SourceOptions
+from myelin.model.shard import ByteSource, ShardPlan, StageSlice
+from myelin.model.source import PUBLIC_HUB, ModelSource, SourceOptions
 from myelin.wire.control_pb2 import Provision
 from myelin.worker.segments import BatchLimits
 from myelin.worker.stage import LoadedStage
+
+if TYPE_CHECKING:
+    from myelin.model.facts import ModelFacts
+    from myelin.model.remote.fetch import ShardFetch
+    from myelin.model.shard import ShardReader
 
 MAX_POSITIONS = 1 << 31
 """Above any context; positions and row counts stay within 32 bits."""
@@ -48,6 +54,8 @@ class StageRequest:
         cache_dir: Where remote files are kept.
         part_sizes: Bytes of the model's parts as the orchestrator saw them; empty where it doesn't say.
         header_digest: The fingerprint of the model's headers as the orchestrator saw them; empty where it doesn't say.
+        part_fingerprints: Which version of each part the orchestrator saw; empty where its source can't tell.
+        facts: Summary of the header of those versions; empty where it isn't given.
     """
 
     model_uri: str
@@ -61,6 +69,8 @@ class StageRequest:
     cache_dir: Path
     part_sizes: tuple[int, ...]
     header_digest: bytes
+    part_fingerprints: tuple[str, ...] = ()
+    facts: bytes = b""
 
 
 def stage_request(
@@ -104,6 +114,8 @@ def stage_request(
         cache_dir=Path(message.model_cache_dir) if message.model_cache_dir else default_cache_dir,
         part_sizes=tuple(message.part_sizes),
         header_digest=message.header_digest,
+        part_fingerprints=tuple(message.part_fingerprints),
+        facts=message.facts,
     )
 
 
@@ -111,10 +123,13 @@ def source_options(cache_dir: Path, environment: Mapping[str, str]) -> SourceOpt
     """What sources may use on this node, by the Hub's own variables."""
     token = environment.get("HF_TOKEN", "")
     offline = environment.get("HF_HUB_OFFLINE", "").strip().lower() in ("1", "true", "yes", "on")
-    endpoint = environment.get("HF_ENDPOINT", "").rstrip("/")
-    if endpoint:
-        return SourceOptions(cache_dir, SecretStr(token) if token else None, offline, endpoint)
-    return SourceOptions(cache_dir, SecretStr(token) if token else None, offline)
+    return SourceOptions(
+        cache_dir=cache_dir,
+        token=SecretStr(token) if token else None,
+        offline=offline,
+        hub_endpoint=environment.get("HF_ENDPOINT", "").rstrip("/") or PUBLIC_HUB,
+        hub_cache_dir=default_hub_cache(environment),
+    )
 
 
 def load_stage(
@@ -130,9 +145,7 @@ def load_stage(
         MyelinError: Anything else that a plugin says.
     """
     from myelin.model.architecture import describe
-    from myelin.model.digest import header_digest
-    from myelin.model.gguf import read_facts
-    from myelin.model.shard import ShardReader
+    from myelin.model.shard import ShardReader, plan_shard
 
     progress("open", 0, 0)
     source = plugins.model_source(request.model_uri, source_options(request.cache_dir, environment))
@@ -141,9 +154,7 @@ def load_stage(
         sizes = tuple(part.size for part in parts)
         if request.part_sizes and sizes != request.part_sizes:
             raise _another_model(f"its files have {_listed(sizes)} bytes here, {_listed(request.part_sizes)} there")
-        facts = read_facts(parts)
-        if request.header_digest and header_digest(facts, parts) != request.header_digest:
-            raise _another_model("its header differs")
+        facts = _facts(request, parts)
         parameters = describe(facts)
         if request.end_layer > parameters.n_layers:
             raise _another_model(f"it has {parameters.n_layers} layers here, and layer {request.end_layer - 1} is due")
@@ -151,9 +162,10 @@ def load_stage(
         if stage.is_tail != (request.index == request.count - 1):
             raise _another_model(f"stage {request.index} of {request.count} ends with layer {request.end_layer}")
         reader = ShardReader(facts, parameters, stage, parts)
+        shard = plan_shard(facts, parameters, stage)
         engine = plugins.engine(request.engine, request.options)
         try:
-            report = engine.load(reader, progress)
+            report, network_bytes = _fetch_and_load(engine, reader, parts, shard, progress)
         except BaseException:
             engine.close()
             raise
@@ -175,7 +187,67 @@ def load_stage(
         fetched_bytes=reader.bytes_read,
         threads=request.options.threads,
         close_model=lambda: close_all(parts),
+        shard=shard,
+        network_bytes=network_bytes,
     )
+
+
+def _facts(request: StageRequest, parts: tuple[ByteSource, ...]) -> ModelFacts:
+    """What the header says: as the orchestrator summed it up where these are the same versions of the same files, and
+    read here otherwise."""
+    from myelin.model.digest import header_digest
+    from myelin.model.gguf import read_facts
+    from myelin.model.shard import fingerprints
+    from myelin.model.summary import unpack_facts
+
+    if request.facts and request.part_fingerprints and fingerprints(parts) == request.part_fingerprints:
+        return unpack_facts(request.facts)
+    facts = read_facts(parts)
+    if request.header_digest and header_digest(facts, parts) != request.header_digest:
+        raise _another_model("its header differs")
+    return facts
+
+
+def _fetch_and_load(
+    engine: Engine, reader: ShardReader, parts: tuple[ByteSource, ...], shard: ShardPlan, progress: Progress
+) -> tuple[LoadReport, int]:
+    """Load the stage; what is on another machine comes meanwhile, and each tensor is read as soon as it is there.
+
+    Returns:
+        The engine's report, and what came over the network.
+    """
+    from myelin.model.remote.fetch import ShardFetch, is_remote
+
+    if not any(is_remote(part) for part in parts):
+        return engine.load(reader, progress), 0
+    told = _FetchingProgress(progress)
+    fetch = ShardFetch(parts, shard.ranges, told.fetch)
+    told.watched = fetch
+    try:
+        report = engine.load(reader, told.load)
+        fetch.wait()
+    except BaseException:
+        fetch.stop()
+        raise
+    progress("load", shard.tensor_bytes, shard.tensor_bytes)
+    return report, fetch.fetched_bytes
+
+
+class _FetchingProgress:
+    """One story out of two: while bytes come, how many have; what the engine does with them, afterwards."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.watched: ShardFetch | None = None
+        self._progress = progress
+
+    def fetch(self, done: int, total: int) -> None:
+        """Bytes have come."""
+        self._progress("fetch", done, total)
+
+    def load(self, phase: str, done: int, total: int) -> None:
+        """The engine got further: what it waits for meanwhile is told instead."""
+        if phase != "load" or self.watched is None or self.watched.finished:
+            self._progress(phase, done, total)
 
 
 def node_cores(environment: Mapping[str, str]) -> int:

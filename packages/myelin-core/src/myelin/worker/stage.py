@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from myelin.engine.contract import Engine, LoadReport, Sample, Segment, StageBatch, StageOutput
 from myelin.errors import EngineError, MyelinError, NodeError, WireError
-from myelin.model.shard import StageSlice
+from myelin.model.shard import ShardPlan, StageSlice
 from myelin.values import Epoch, SequenceId
 from myelin.wire.record import PayloadType, Record, RecordFlags, RecordKind, pack
 from myelin.wire.requests import Fault, fault_record, read_fault
@@ -45,6 +45,8 @@ class LoadedStage:
         fetched_bytes: Tensor bytes that were read of the model.
         threads: Compute threads.
         close_model: Frees the model's files, once the engine is closed: engines may read them as long as they live.
+        shard: Which bytes of the model it needs.
+        network_bytes: What of them came over the network; the rest was on this host already.
     """
 
     engine: Engine
@@ -59,6 +61,8 @@ class LoadedStage:
     fetched_bytes: int
     threads: int
     close_model: Callable[[], None] = lambda: None
+    shard: ShardPlan | None = None
+    network_bytes: int = 0
 
     def close(self) -> None:
         """Free the engine, then the model's files. On the engine's thread."""

@@ -1,0 +1,148 @@
+"""`myelin prompt --provider vastai` against the fake service, whose machines are real SSH servers on loopback."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from end_to_end_support import SMOLLM2
+
+from myelin_testkit.fake_machine import sshd_path
+from myelin_testkit.fake_vastai import FakeVastai, Trouble
+
+QUESTION = "Explain in one sentence what a neuron does."
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakeVastai]:
+    if not sshd_path():
+        pytest.skip("needs sshd: apt-get install openssh-server")
+    # Machines of a real image would compile the CPU engine's kernels once; these share what this user has compiled.
+    caches = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    with FakeVastai(tmp_path / "machines", login={"XDG_CACHE_HOME": caches}) as service:
+        yield service
+
+
+@pytest.fixture
+def environment(fake: FakeVastai, tmp_path: Path) -> dict[str, str]:
+    """All that the command is told, by variables alone: nothing secret is in its words."""
+    identity = tmp_path / "id_ed25519"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(identity)], check=True)
+    return {
+        "VAST_API_KEY": fake.api_key,
+        "VAST_URL": fake.url,
+        "MYELIN_VASTAI_CONFIRM_LEASE": "false",
+        "MYELIN_VASTAI_SSH_IDENTITY": str(identity),
+        "MYELIN_VASTAI_SSH_USER": getpass.getuser(),
+        "MYELIN_VASTAI_PYTHON": sys.executable,
+        "MYELIN_VASTAI_SETUP": ":",
+        "MYELIN_VASTAI_NODE_BIND": "127.0.0.1",
+        "MYELIN_VASTAI_POLL_S": "0.1",
+        "MYELIN_VASTAI_CALL_SPACING": "0.011",
+    }
+
+
+def words(tmp_path: Path, *more: str) -> list[str]:
+    trace, logs = f"--trace-file={tmp_path / 'trace.jsonl'}", f"runtime.log_dir={tmp_path / 'logs'}"
+    model = ["--provider", "vastai", "--model", SMOLLM2, "--threads", "1", "--set", logs]
+    return ["prompt", *model, "--log-level", "debug", trace, *more]
+
+
+def inside(fake: FakeVastai) -> list[psutil.Process]:
+    """What still runs in any machine."""
+    return [process for rented in fake.rented for process in rented.machine.processes()]
+
+
+@pytest.mark.slow
+def test_two_rented_machines_serve_and_are_destroyed(myelin, fake, environment, tmp_path):
+    local = myelin.run("prompt", "--model", SMOLLM2, "--threads", "1", "--max-tokens", "12", "--json", QUESTION)
+    done = myelin.run(*words(tmp_path, "-N", "2", "--max-tokens", "12", "--json", QUESTION), **environment)
+    assert done.code == 0, done.err
+    document = done.json()
+    assert document["tokens"] == local.json()["tokens"]
+    assert [stage["provider"] for stage in document["stages"]] == ["vastai", "vastai"]
+
+    assert len(fake.rented) == 2
+    assert len({rented.machine_id for rented in fake.rented}) == 2
+    assert fake.most_at_once == 2
+    assert fake.live() == []
+    assert [rented.destroyed_by for rented in fake.rented] == ["account", "account"]
+    assert inside(fake) == []
+
+    # Nothing secret is in what was said, traced, logged or sent in the open.
+    secrets = [fake.api_key, "OPENSSH PRIVATE KEY", *(rented.key for rented in fake.rented)]
+    texts = {path: path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file() and kept(path)}
+    assert any(path.name == "trace.jsonl" for path in texts)
+    assert any(path.parent.name == "logs" for path in texts)
+    texts[Path("out")], texts[Path("err")] = done.out, done.err
+    texts[Path("requests")] = "".join(request.path + request.body for request in fake.seen)
+    assert [(path, secret) for path, text in texts.items() for secret in secrets if secret in text] == []
+
+
+def kept(path: Path) -> bool:
+    """Not the key files themselves."""
+    return path.name not in ("id_ed25519", "host_key")
+
+
+@pytest.mark.slow
+def test_machines_without_open_ports_serve_through_ssh(myelin, fake, environment, tmp_path):
+    fake.next_machines(Trouble(mapped=False), Trouble(mapped=False))
+    done = myelin.run(*words(tmp_path, "-N", "2", "--max-tokens", "4", "--json", QUESTION), **environment)
+    assert done.code == 0, done.err
+    assert len(done.json()["tokens"]) == 4
+    assert "reached through SSH" in done.err
+    assert fake.live() == []
+
+
+@pytest.mark.slow
+def test_a_machine_that_fails_at_once_is_replaced(myelin, fake, environment, tmp_path):
+    fake.next_machines(Trouble(answer="created-504"), Trouble(answer="no_such_ask-410"))
+    done = myelin.run(*words(tmp_path, "-N", "2", "--max-tokens", "2", "--json", QUESTION), **environment)
+    assert done.code == 0, done.err
+    assert fake.most_at_once == 2
+    assert fake.live() == []
+
+
+@pytest.mark.slow
+def test_a_machine_that_never_runs_ends_the_run_and_is_destroyed(myelin, fake, environment, tmp_path):
+    fake.next_machines(Trouble(state="created", message="OCI runtime create failed: no such device"))
+    done = myelin.run(*words(tmp_path, "-N", "1", QUESTION), **environment)
+    assert done.code == 1
+    assert "OCI runtime create failed" in done.err
+    assert "Traceback" not in done.err
+    assert fake.live() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["rented", "serving"])
+def test_ctrl_c_leaves_nothing_rented(myelin, fake, environment, tmp_path, at):
+    if at == "rented":
+        fake.next_machines(Trouble(state="loading"), Trouble(state="loading"))
+    process = myelin.start(*words(tmp_path, "-N", "2", "--max-tokens", "2000", QUESTION), **environment)
+    deadline = time.monotonic() + 60
+    while len(fake.rented) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if at == "serving":
+        assert process.stdout is not None
+        process.stdout.read(10)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert len(fake.rented) == 2
+    assert fake.live() == []
+
+
+def test_nothing_is_rented_unless_confirmed(myelin, fake, environment, tmp_path):
+    told = {**environment, "MYELIN_VASTAI_CONFIRM_LEASE": "true"}
+    done = myelin.run(*words(tmp_path, "-N", "1", QUESTION), **told)
+    assert done.code == 1
+    assert "not confirmed" in done.err
+    assert fake.rented == []
