@@ -1,0 +1,544 @@
+"""The heart of every decode kernel: dot products of weight rows with up to eight columns of activations.
+
+For a group of 32 elements with codes ``q``, scale ``a`` and addend ``b`` (see ``layouts.py``), and activations
+``x = d * p`` with ``p`` int8 (see ``quantise.py``)::
+
+    sum(w * x) = a * d * (sum(q * p) - offset * sum(p)) + b * d * sum(p)
+
+The inner sum is an exact integer. It starts at ``0x4B400000 - offset * sum(p)``, the bit pattern of the float32
+``1.5 * 2^23``: with it, the finished sum *is* a float32, and one fused multiply-add takes ``d * 1.5 * 2^23`` away
+again, exactly, because ``d`` has at most 21 bits of mantissa. The twin converts instead; the results are the same bits.
+
+One tile is ``ROWS`` rows of ``GROUPS`` groups: with 32 groups and as many rows as warps, each thread has one group. A
+thread keeps one float32 sum for each of its ``REPEAT * COLUMNS`` pairs of rows and columns; these are added across
+threads at the very end. So what a column gives depends on nothing but its own activations and ``GROUPS``.
+"""
+
+# Triton's language is not typed Python, writes constants in capitals, and has an `if` of its own for compile time.
+# mypy: ignore-errors
+# ruff: noqa: N803, N806, RUF005
+
+import triton
+import triton.language as tl
+
+from myelin_worker_triton.kernels.integer_dot import dot4_signed, dot4_unsigned, look_up8
+
+MAGIC: tl.constexpr = tl.constexpr(0x4B400000)
+MAGIC_FLOAT: tl.constexpr = tl.constexpr(12582912.0)
+
+
+@triton.jit
+def _split4(words, ROWS: tl.constexpr, GROUPS: tl.constexpr):
+    """``[ROWS, 4 * GROUPS]`` as four ``[ROWS, GROUPS]``: mere renaming, since a thread has all four."""
+    even, odd = tl.split(tl.reshape(words, [ROWS, GROUPS, 2, 2]))
+    w0, w2 = tl.split(even)
+    w1, w3 = tl.split(odd)
+    return w0, w1, w2, w3
+
+
+@triton.jit
+def _split2(words, ROWS: tl.constexpr, GROUPS: tl.constexpr):
+    return tl.split(tl.reshape(words, [ROWS, GROUPS, 2]))
+
+
+@triton.jit
+def _half(word, HIGH: tl.constexpr):
+    """The lower or upper float16 of an int32 word, as float32."""
+    if HIGH:
+        bits = word >> 16
+    else:
+        bits = word
+    return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _load(pointers, zeros, place, count, MASKED: tl.constexpr):
+    """Load a tile; with ``MASKED`` only where ``place`` (of each column) is below ``count``, and zero elsewhere."""
+    if MASKED:
+        found = tl.load(pointers, mask=(zeros[:, None] + place[None, :]) < count, other=0)
+    else:
+        found = tl.load(pointers)
+    return found
+
+
+@triton.jit
+def _activations(
+    xq,
+    xd,
+    xi,
+    zeros,
+    group,
+    count,
+    ROWS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Of one column's next ``GROUPS`` groups: eight words, scale, sums of both halves. Every row gets its own copy."""
+    words = tl.arange(0, GROUPS * 4)
+    groups = tl.arange(0, GROUPS)
+    at = zeros[:, None] + ((words // 4) * 8 + words % 4 + group * 8)[None, :]
+    place = words // 4 + group
+    x0, x1, x2, x3 = _split4(_load(xq + at, zeros, place, count, MASKED), ROWS, GROUPS)
+    x4, x5, x6, x7 = _split4(_load(xq + at + 4, zeros, place, count, MASKED), ROWS, GROUPS)
+    at_group = zeros[:, None] + (groups + group)[None, :]
+    scale = _load(xd + at_group, zeros, groups + group, count, MASKED)
+    sums = _load(xi + at_group, zeros, groups + group, count, MASKED)
+    return x0, x1, x2, x3, x4, x5, x6, x7, scale, (sums << 16) >> 16, sums >> 16
+
+
+@triton.jit
+def _codes(
+    low,
+    high,
+    row,
+    group,
+    count,
+    LOW_STRIDE: tl.constexpr,
+    HIGH_STRIDE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    ROWS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    MASKED: tl.constexpr,
+    T0: tl.constexpr,
+    T1: tl.constexpr,
+    T2: tl.constexpr,
+    T3: tl.constexpr,
+    USE_ASM: tl.constexpr,
+):
+    """The codes of a tile as eight words of four bytes, in the order of the activations.
+
+    With plain nibbles (4 bits, no high plane, no codebook) words 4–7 are 16 times the codes: that saves a shift each.
+    """
+    LOW: tl.constexpr = FORMAT & 15
+    HIGH: tl.constexpr = (FORMAT >> 4) & 3
+    BOOK: tl.constexpr = (FORMAT >> 8) & 3
+    groups = tl.arange(0, GROUPS)
+    zeros = row * 0
+    row = row.to(tl.int64)
+    if LOW == 2:
+        words = tl.arange(0, GROUPS * 2)
+        at = row[:, None] * LOW_STRIDE + (words + group * 2)[None, :]
+        a, b = _split2(_load(low + at, zeros, words // 2 + group, count, MASKED), ROWS, GROUPS)
+        v0 = a & 0x03030303
+        v1 = (a >> 2) & 0x03030303
+        v2 = (a >> 4) & 0x03030303
+        v3 = (a >> 6) & 0x03030303
+        v4 = b & 0x03030303
+        v5 = (b >> 2) & 0x03030303
+        v6 = (b >> 4) & 0x03030303
+        v7 = (b >> 6) & 0x03030303
+    else:
+        words = tl.arange(0, GROUPS * 4)
+        at = row[:, None] * LOW_STRIDE + (words + group * 4)[None, :]
+        place = words // 4 + group
+        w0, w1, w2, w3 = _split4(_load(low + at, zeros, place, count, MASKED), ROWS, GROUPS)
+        if LOW == 8:
+            v0, v1, v2, v3 = w0, w1, w2, w3
+            v4, v5, v6, v7 = _split4(_load(low + LOW_STRIDE // 2 + at, zeros, place, count, MASKED), ROWS, GROUPS)
+        elif BOOK:
+            v0, v4 = look_up8(w0, T0, T1, T2, T3, USE_ASM)
+            v1, v5 = look_up8(w1, T0, T1, T2, T3, USE_ASM)
+            v2, v6 = look_up8(w2, T0, T1, T2, T3, USE_ASM)
+            v3, v7 = look_up8(w3, T0, T1, T2, T3, USE_ASM)
+        else:
+            v0 = w0 & 0x0F0F0F0F
+            v1 = w1 & 0x0F0F0F0F
+            v2 = w2 & 0x0F0F0F0F
+            v3 = w3 & 0x0F0F0F0F
+            if HIGH == 0:
+                v4 = w0 & -0x0F0F0F10
+                v5 = w1 & -0x0F0F0F10
+                v6 = w2 & -0x0F0F0F10
+                v7 = w3 & -0x0F0F0F10
+            else:
+                v4 = (w0 >> 4) & 0x0F0F0F0F
+                v5 = (w1 >> 4) & 0x0F0F0F0F
+                v6 = (w2 >> 4) & 0x0F0F0F0F
+                v7 = (w3 >> 4) & 0x0F0F0F0F
+    if HIGH == 1:
+        at_group = row[:, None] * HIGH_STRIDE + (groups + group)[None, :]
+        h = _load(high + at_group, zeros, groups + group, count, MASKED)
+        if LOW == 2:
+            v0 = v0 | ((h << 2) & 0x04040404)
+            v1 = v1 | ((h << 1) & 0x04040404)
+            v2 = v2 | (h & 0x04040404)
+            v3 = v3 | ((h >> 1) & 0x04040404)
+            v4 = v4 | ((h >> 2) & 0x04040404)
+            v5 = v5 | ((h >> 3) & 0x04040404)
+            v6 = v6 | ((h >> 4) & 0x04040404)
+            v7 = v7 | ((h >> 5) & 0x04040404)
+        else:
+            v0 = v0 | ((h << 4) & 0x10101010)
+            v1 = v1 | ((h << 3) & 0x10101010)
+            v2 = v2 | ((h << 2) & 0x10101010)
+            v3 = v3 | ((h << 1) & 0x10101010)
+            v4 = v4 | (h & 0x10101010)
+            v5 = v5 | ((h >> 1) & 0x10101010)
+            v6 = v6 | ((h >> 2) & 0x10101010)
+            v7 = v7 | ((h >> 3) & 0x10101010)
+    if HIGH == 2:
+        words2 = tl.arange(0, GROUPS * 2)
+        at_high = row[:, None] * HIGH_STRIDE + (words2 + group * 2)[None, :]
+        h0, h1 = _split2(_load(high + at_high, zeros, words2 // 2 + group, count, MASKED), ROWS, GROUPS)
+        v0 = v0 | ((h0 << 4) & 0x30303030)
+        v1 = v1 | ((h0 << 2) & 0x30303030)
+        v2 = v2 | (h0 & 0x30303030)
+        v3 = v3 | ((h0 >> 2) & 0x30303030)
+        v4 = v4 | ((h1 << 4) & 0x30303030)
+        v5 = v5 | ((h1 << 2) & 0x30303030)
+        v6 = v6 | (h1 & 0x30303030)
+        v7 = v7 | ((h1 >> 2) & 0x30303030)
+    return v0, v1, v2, v3, v4, v5, v6, v7
+
+
+@triton.jit
+def _chain(a0, a1, a2, a3, x0, x1, x2, x3, total, SIGNED: tl.constexpr, USE_ASM: tl.constexpr):
+    """``total`` plus the products of four words; the twin takes all four at once, which is faster in an interpreter."""
+    if not USE_ASM:
+        a = tl.join(tl.join(a0, a1), tl.join(a2, a3))
+        x = tl.join(tl.join(x0, x1), tl.join(x2, x3))
+        if SIGNED:
+            products = dot4_signed(a, x, a * 0, USE_ASM)
+        else:
+            products = dot4_unsigned(a, x, a * 0, USE_ASM)
+        total = total + tl.sum(tl.sum(products, axis=3), axis=2)
+    elif SIGNED:
+        total = dot4_signed(a0, x0, total, USE_ASM)
+        total = dot4_signed(a1, x1, total, USE_ASM)
+        total = dot4_signed(a2, x2, total, USE_ASM)
+        total = dot4_signed(a3, x3, total, USE_ASM)
+    else:
+        total = dot4_unsigned(a0, x0, total, USE_ASM)
+        total = dot4_unsigned(a1, x1, total, USE_ASM)
+        total = dot4_unsigned(a2, x2, total, USE_ASM)
+        total = dot4_unsigned(a3, x3, total, USE_ASM)
+    return total
+
+
+@triton.jit
+def _scaled(total, scale, minus, USE_ASM: tl.constexpr):
+    """``scale * (total - MAGIC)`` of an integer sum that began at ``MAGIC``; ``minus`` is ``-1.5 * 2^23 * scale``."""
+    if USE_ASM:
+        product = tl.fma(total.to(tl.float32, bitcast=True), scale, minus)
+    else:
+        product = (total - MAGIC).to(tl.float32) * scale
+    return product
+
+
+@triton.jit
+def _accumulate(
+    sums,
+    low,
+    high,
+    scales,
+    xq,
+    xd,
+    xi,
+    row0,
+    last_row,
+    group,
+    count,
+    LOW_STRIDE: tl.constexpr,
+    HIGH_STRIDE: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
+    XQ_STRIDE: tl.constexpr,
+    XD_STRIDE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    REPEAT: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    MASKED: tl.constexpr,
+    T0: tl.constexpr,
+    T1: tl.constexpr,
+    T2: tl.constexpr,
+    T3: tl.constexpr,
+    USE_ASM: tl.constexpr,
+):
+    """Add one tile's products to the sums."""
+    SCALES: tl.constexpr = (FORMAT >> 6) & 3
+    OFFSET: tl.constexpr = (FORMAT >> 10) & 63
+    SIGNED: tl.constexpr = ((FORMAT >> 8) & 3) != 0 or (FORMAT & 15) == 8
+    SHIFTED: tl.constexpr = (FORMAT & 15) == 4 and ((FORMAT >> 4) & 3) == 0 and ((FORMAT >> 8) & 3) == 0
+    groups = tl.arange(0, GROUPS)
+    zeros = tl.arange(0, ROWS) * 0
+    columns = ()
+    for c in tl.static_range(COLUMNS):
+        columns = columns + _activations(
+            xq + c * XQ_STRIDE, xd + c * XD_STRIDE, xi + c * XD_STRIDE, zeros, group, count, ROWS, GROUPS, MASKED
+        )
+    result = ()
+    for r in tl.static_range(REPEAT):
+        row = tl.minimum(row0 + r * ROWS + tl.arange(0, ROWS), last_row)
+        v0, v1, v2, v3, v4, v5, v6, v7 = _codes(
+            low,
+            high,
+            row,
+            group,
+            count,
+            LOW_STRIDE,
+            HIGH_STRIDE,
+            FORMAT,
+            ROWS,
+            GROUPS,
+            MASKED,
+            T0,
+            T1,
+            T2,
+            T3,
+            USE_ASM,
+        )
+        row_start = row.to(tl.int64)[:, None] * SCALE_STRIDE
+        if SCALES == 3:
+            pairs = tl.arange(0, GROUPS * 2)
+            at_pair = scales + row_start + (pairs + group * 2)[None, :]
+            word0, word1 = _split2(_load(at_pair, zeros, pairs // 2 + group, count, MASKED), ROWS, GROUPS)
+            a0 = _half(word0, False)
+            b0 = _half(word0, True)
+            a1 = _half(word1, False)
+            b1 = _half(word1, True)
+        else:
+            word = _load(scales + row_start + (groups + group)[None, :], zeros, groups + group, count, MASKED)
+            if SCALES == 0:
+                a0 = word.to(tl.float16, bitcast=True).to(tl.float32)
+            else:
+                a0 = _half(word, False)
+                b0 = _half(word, True)
+        for c in tl.static_range(COLUMNS):
+            x0, x1, x2, x3 = columns[11 * c], columns[11 * c + 1], columns[11 * c + 2], columns[11 * c + 3]
+            x4, x5, x6, x7 = columns[11 * c + 4], columns[11 * c + 5], columns[11 * c + 6], columns[11 * c + 7]
+            d, s0, s1 = columns[11 * c + 8], columns[11 * c + 9], columns[11 * c + 10]
+            minus = d * (-MAGIC_FLOAT)
+            total = sums[r * COLUMNS + c]
+            if SCALES < 2:
+                begin = MAGIC - OFFSET * (s0 + s1)
+                if SHIFTED:
+                    upper = _chain(v4, v5, v6, v7, x4, x5, x6, x7, s0 * 0, SIGNED, USE_ASM)
+                    begin = (upper >> 4) + begin
+                else:
+                    begin = _chain(v4, v5, v6, v7, x4, x5, x6, x7, begin, SIGNED, USE_ASM)
+                dot = _chain(v0, v1, v2, v3, x0, x1, x2, x3, begin, SIGNED, USE_ASM)
+                total = total + _scaled(dot, d, minus, USE_ASM) * a0
+                if SCALES == 1:
+                    total = total + ((s0 + s1).to(tl.float32) * d) * b0
+            else:
+                dot0 = _chain(v0, v1, v2, v3, x0, x1, x2, x3, MAGIC - OFFSET * s0, SIGNED, USE_ASM)
+                dot1 = _chain(v4, v5, v6, v7, x4, x5, x6, x7, MAGIC - OFFSET * s1, SIGNED, USE_ASM)
+                if SCALES == 2:
+                    total = total + _scaled(dot0, d, minus, USE_ASM) * a0
+                    total = total + _scaled(dot1, d, minus, USE_ASM) * b0
+                else:
+                    total = total + _scaled(dot0, d, minus, USE_ASM) * a0
+                    total = total + _scaled(dot1, d, minus, USE_ASM) * a1
+                    total = total + (s0.to(tl.float32) * d) * b0
+                    total = total + (s1.to(tl.float32) * d) * b1
+            result = result + (total,)
+    return result
+
+
+@triton.jit
+def _plain_accumulate(
+    sums,
+    low,
+    xf,
+    row0,
+    last_row,
+    word,
+    count,
+    LOW_STRIDE: tl.constexpr,
+    XF_STRIDE: tl.constexpr,
+    UPPER: tl.constexpr,
+    PLAIN: tl.constexpr,
+    REPEAT: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """The same for unquantized weights: ``count`` words of a row, one or two elements each."""
+    words = tl.arange(0, GROUPS * 4)
+    zeros = tl.arange(0, ROWS) * 0
+    at = zeros[:, None] + (words + word)[None, :]
+    place = words + word
+    columns = ()
+    for c in tl.static_range(COLUMNS):
+        lower = _load(xf + c * XF_STRIDE + at, zeros, place, count, MASKED)
+        if PLAIN == 3:
+            columns = columns + (lower, lower)
+        else:
+            columns = columns + (lower, _load(xf + c * XF_STRIDE + UPPER + at, zeros, place, count, MASKED))
+    result = ()
+    for r in tl.static_range(REPEAT):
+        row = tl.minimum(row0 + r * ROWS + tl.arange(0, ROWS), last_row)
+        at_row = low + row.to(tl.int64)[:, None] * LOW_STRIDE + place[None, :]
+        bits = _load(at_row, zeros, place, count, MASKED)
+        if PLAIN == 1:
+            first = _half(bits, False)
+            second = _half(bits, True)
+        elif PLAIN == 2:
+            first = (bits << 16).to(tl.float32, bitcast=True)
+            second = (bits & -65536).to(tl.float32, bitcast=True)
+        else:
+            first = bits.to(tl.float32, bitcast=True)
+            second = first
+        for c in tl.static_range(COLUMNS):
+            total = sums[r * COLUMNS + c] + first * columns[2 * c]
+            if PLAIN != 3:
+                total = total + second * columns[2 * c + 1]
+            result = result + (total,)
+    return result
+
+
+@triton.jit
+def row_dots(
+    low,
+    high,
+    scales,
+    gain,
+    xq,
+    xd,
+    xi,
+    xf,
+    row0,
+    last_row,
+    K: tl.constexpr,
+    LOW_STRIDE: tl.constexpr,
+    HIGH_STRIDE: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
+    X_STRIDE: tl.constexpr,
+    FORMAT: tl.constexpr,
+    REPEAT: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    T0: tl.constexpr,
+    T1: tl.constexpr,
+    T2: tl.constexpr,
+    T3: tl.constexpr,
+    USE_ASM: tl.constexpr,
+):
+    """Products of rows ``row0 + r * ROWS + [0, ROWS)``, ``r`` below ``REPEAT``, with every column.
+
+    Args:
+        low, high, scales: The matrix's planes, ``int32`` (``scales`` ``int16`` with a single scale); rows of
+            ``*_STRIDE`` elements. ``high`` isn't read where the format has no high plane.
+        gain: float32, what the scales were divided by.
+        xq: ``int32[COLUMNS, X_STRIDE / 4]``, four ``int8`` each; xd: ``float32[COLUMNS, X_STRIDE / 32]``; xi: ``int32``
+            of the same shape; xf: ``float32[COLUMNS, X_STRIDE]``, for unquantized weights, which read nothing else.
+        row0, last_row: Rows beyond ``last_row`` give what that one gives.
+
+    Returns:
+        A tuple of ``REPEAT * COLUMNS`` vectors ``float32[ROWS]``, column by column for each ``r``.
+    """
+    PLAIN: tl.constexpr = (FORMAT >> 16) & 3
+    sums = ()
+    if PLAIN:
+        COUNT: tl.constexpr = K if PLAIN == 3 else K // 2
+        for _ in tl.static_range(REPEAT * COLUMNS):
+            sums = sums + (tl.zeros([ROWS, GROUPS * 4], tl.float32),)
+        for word in range(0, COUNT // (GROUPS * 4) * (GROUPS * 4), GROUPS * 4):
+            sums = _plain_accumulate(
+                sums,
+                low,
+                xf,
+                row0,
+                last_row,
+                word,
+                COUNT,
+                LOW_STRIDE,
+                X_STRIDE,
+                COUNT,
+                PLAIN,
+                REPEAT,
+                COLUMNS,
+                ROWS,
+                GROUPS,
+                False,
+            )
+        if COUNT % (GROUPS * 4) != 0:
+            sums = _plain_accumulate(
+                sums,
+                low,
+                xf,
+                row0,
+                last_row,
+                COUNT // (GROUPS * 4) * (GROUPS * 4),
+                COUNT,
+                LOW_STRIDE,
+                X_STRIDE,
+                COUNT,
+                PLAIN,
+                REPEAT,
+                COLUMNS,
+                ROWS,
+                GROUPS,
+                True,
+            )
+    else:
+        N_GROUPS: tl.constexpr = K // 32
+        for _ in tl.static_range(REPEAT * COLUMNS):
+            sums = sums + (tl.zeros([ROWS, GROUPS], tl.float32),)
+        for group in range(0, N_GROUPS // GROUPS * GROUPS, GROUPS):
+            sums = _accumulate(
+                sums,
+                low,
+                high,
+                scales,
+                xq,
+                xd,
+                xi,
+                row0,
+                last_row,
+                group,
+                N_GROUPS,
+                LOW_STRIDE,
+                HIGH_STRIDE,
+                SCALE_STRIDE,
+                X_STRIDE // 4,
+                X_STRIDE // 32,
+                FORMAT,
+                REPEAT,
+                COLUMNS,
+                ROWS,
+                GROUPS,
+                False,
+                T0,
+                T1,
+                T2,
+                T3,
+                USE_ASM,
+            )
+        if N_GROUPS % GROUPS != 0:
+            sums = _accumulate(
+                sums,
+                low,
+                high,
+                scales,
+                xq,
+                xd,
+                xi,
+                row0,
+                last_row,
+                N_GROUPS // GROUPS * GROUPS,
+                N_GROUPS,
+                LOW_STRIDE,
+                HIGH_STRIDE,
+                SCALE_STRIDE,
+                X_STRIDE // 4,
+                X_STRIDE // 32,
+                FORMAT,
+                REPEAT,
+                COLUMNS,
+                ROWS,
+                GROUPS,
+                True,
+                T0,
+                T1,
+                T2,
+                T3,
+                USE_ASM,
+            )
+    result = ()
+    for i in tl.static_range(REPEAT * COLUMNS):
+        result = result + (tl.sum(sums[i], axis=1) * gain,)
+    return result
