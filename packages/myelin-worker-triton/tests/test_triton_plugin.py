@@ -22,7 +22,7 @@ def test_the_interpreter_is_never_chosen() -> None:
     support = plugin.myelin_engine_support()
     assert support is not None
     assert support.name == "triton"
-    assert support.rank == 100
+    assert support.rank < 50
     assert "interpreter" in support.unavailable
 
 
