@@ -35,8 +35,8 @@ def columns_of(ggml_type: GgmlType, blocks: int) -> int:
 
 
 def quantised(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Codes ``int8[n, G, 32]`` and scales ``f32[n, G]``: what activations are rounded to."""
-    groups = x.reshape(len(x), -1, 32)
+    """Codes ``int8[n, P, 16]`` and scales ``f32[n, P]``: what activations are rounded to, 16 at a time."""
+    groups = x.reshape(len(x), -1, 16)
     scales = (np.abs(groups).max(axis=2) / np.float32(127)).astype(np.float32)
     codes = np.rint(groups / np.where(scales == 0, 1, scales)[..., None]).astype(np.int8)
     return codes, scales
@@ -54,13 +54,13 @@ def blocks_of(x: np.ndarray, width: int, slabs: int, *, is_float: bool) -> np.nd
     codes, scales = quantised(padded)
     memory = aligned(width * groups * records.RECORD_BYTES)
     rows = memory.reshape(groups, width, 64)
-    rows[..., :32] = codes.transpose(1, 0, 2).view(np.uint8)
-    sums = codes.astype(np.int32).transpose(1, 0, 2)
-    rows.view(np.float32)[..., records.SCALE // 4] = scales.T
-    rows.view(np.float32)[..., records.MINUS_SUM_FLOAT // 4] = -sums.sum(axis=2)
-    rows.view(np.int32)[..., records.MINUS_SUM // 4] = -sums.sum(axis=2)
-    rows.view(np.int32)[..., records.MINUS_SUM_16 // 4] = -sums[..., :16].sum(axis=2)
-    rows.view(np.int32)[..., records.MINUS_SUM_16 // 4 + 1] = -sums[..., 16:].sum(axis=2)
+    rows[..., :32] = codes.reshape(width, groups, 32).transpose(1, 0, 2).view(np.uint8)
+    numbers, integers = rows.view(np.float32), rows.view(np.int32)
+    scale, sums = (part.reshape(width, groups, 2).swapaxes(0, 1) for part in (scales, -codes.sum(axis=2, dtype=int)))
+    for place, value in ((records.SCALES, scale), (records.SCALED_MINUS_SUMS, sums * scale)):
+        numbers[..., place // 4 : place // 4 + 2] = value
+    numbers[..., records.SCALED_MINUS_SUM // 4] = (sums * scale).sum(axis=2)
+    integers[..., records.MINUS_SUMS // 4 : records.MINUS_SUMS // 4 + 2] = sums
     return memory
 
 
@@ -123,7 +123,7 @@ def test_a_product_is_numpys_and_the_same_in_any_block(multiply, ggml_type: Ggml
     raw = random_blocks(ggml_type, rows, columns, generator, deviation=0.5)
     x = generator.normal(size=(19, columns)).astype(np.float32)
     x[3] = 0
-    x[4, 0] = 1000.0  # an outlier: all others of its group round to nothing
+    x[4, 0] = 1000.0  # an outlier: all others of its part round to nothing
     found = {width: multiply(ggml_type, raw, x, width) for width in records.WIDTHS}
     for width in (4, 16):
         np.testing.assert_array_equal(found[1], found[width])

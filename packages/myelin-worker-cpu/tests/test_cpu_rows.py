@@ -45,19 +45,23 @@ def quantise() -> Callable[..., None]:
         np.float32, 32, elements=st.floats(-1e4, 1e4, width=32).map(lambda value: 0.0 if abs(value) < 1e-20 else value)
     )
 )
-def test_a_record_is_the_group_rounded_to_nearest(quantise, values: np.ndarray) -> None:
+def test_a_record_is_each_half_of_the_group_rounded_to_nearest(quantise, values: np.ndarray) -> None:
     record = aligned(64)
     x = rows(values)
     quantise(x.ctypes.data, record.ctypes.data)
-    codes = record[:32].view(np.int8).astype(np.int64)
-    scale = record.view(np.float32)[records.SCALE // 4]
-    assert scale == np.abs(values).max() / np.float32(127)
-    assert np.abs(codes).max() in (0, 127)
-    assert (np.abs(codes * np.float64(scale) - values) <= scale * 0.5001 + 1e-12).all()
-    assert record.view(np.float32)[records.MINUS_SUM_FLOAT // 4] == -codes.sum()
-    assert record.view(np.int32)[records.MINUS_SUM // 4] == -codes.sum()
-    assert record.view(np.int32)[records.MINUS_SUM_16 // 4] == -codes[:16].sum()
-    assert record.view(np.int32)[records.MINUS_SUM_16 // 4 + 1] == -codes[16:].sum()
+    numbers, integers = record.view(np.float32), record.view(np.int32)
+    scaled_sums = []
+    for part in range(2):
+        own = values[16 * part : 16 * (part + 1)]
+        codes = record[16 * part : 16 * (part + 1)].view(np.int8).astype(np.int64)
+        scale = numbers[records.SCALES // 4 + part]
+        assert scale == np.abs(own).max() / np.float32(127)
+        assert np.abs(codes).max() in (0, 127)
+        assert (np.abs(codes * np.float64(scale) - own) <= scale * 0.5001 + 1e-12).all()
+        assert integers[records.MINUS_SUMS // 4 + part] == -codes.sum()
+        scaled_sums.append(np.float32(-codes.sum()) * scale)
+        assert numbers[records.SCALED_MINUS_SUMS // 4 + part] == scaled_sums[part]
+    assert numbers[records.SCALED_MINUS_SUM // 4] == scaled_sums[0] + scaled_sums[1]
 
 
 def test_sums_norms_and_residuals() -> None:

@@ -171,21 +171,21 @@ def quantise_group(_context: Any, x: Any, record: Any) -> Any:
         emitter = Emitter(builder, ISA)
         x, record = arguments
         halves = [emitter.load(V16F32, emitter.at(x, 64 * part), align=4) for part in range(2)]
-        peak = emitter.fold(emitter.maximum(emitter.absolute(halves[0]), emitter.absolute(halves[1])), emitter.maximum)
-        scale = builder.fdiv(peak, constant(F32, 127.0))
-        zero = builder.fcmp_ordered("==", peak, constant(F32, 0.0))
-        inverse = builder.select(zero, constant(F32, 0.0), builder.fdiv(constant(F32, 127.0), peak))
-        emitter.store(scale, emitter.at(record, records.SCALE), align=4)
-        minus_sums = []
+        scaled_sums = []
         for part, half in enumerate(halves):
+            peak = emitter.fold(emitter.absolute(half), emitter.maximum)
+            scale = builder.fdiv(peak, constant(F32, 127.0))
+            zero = builder.fcmp_ordered("==", peak, constant(F32, 0.0))
+            inverse = builder.select(zero, constant(F32, 0.0), builder.fdiv(constant(F32, 127.0), peak))
+            emitter.store(scale, emitter.at(record, records.SCALES + 4 * part), align=4)
             codes = emitter.round_to_int(builder.fmul(half, emitter.splat(inverse)))
             emitter.store(builder.trunc(codes, _V16I8), emitter.at(record, 16 * part), align=16)
             minus = builder.sub(constant(I32, 0), emitter.fold(codes, builder.add))
-            emitter.store(minus, emitter.at(record, records.MINUS_SUM_16 + 4 * part), align=4)
-            minus_sums.append(minus)
-        minus_sum = builder.add(*minus_sums)
-        emitter.store(minus_sum, emitter.at(record, records.MINUS_SUM), align=4)
-        emitter.store(builder.sitofp(minus_sum, F32), emitter.at(record, records.MINUS_SUM_FLOAT), align=4)
+            emitter.store(minus, emitter.at(record, records.MINUS_SUMS + 4 * part), align=4)
+            scaled_sum = builder.fmul(builder.sitofp(minus, F32), scale)
+            emitter.store(scaled_sum, emitter.at(record, records.SCALED_MINUS_SUMS + 4 * part), align=4)
+            scaled_sums.append(scaled_sum)
+        emitter.store(builder.fadd(*scaled_sums), emitter.at(record, records.SCALED_MINUS_SUM), align=4)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate

@@ -2,11 +2,12 @@
 
 The matrix-vector product (a block of one) and the matrix-matrix product (blocks of 4 and 16) come from the same emitter
 with the same order of operations for each row and activation, so a token's result is the same, bit for bit, alone or
-in a batch. Dot products of a group are exact integers; groups are added in float32, first to last.
+in a batch. Dot products of a part of a group, 16 columns, are exact integers; all else is added in float32, first to
+last.
 
-For quantised formats, what a group adds to row ``r`` and activation ``t`` is ``d * (scale * dot - minimum * sum)``,
+For quantised formats, what a part adds to row ``r`` and activation ``t`` is ``d * (scale * dot - minimum * sum)``,
 where ``dot`` is the integer product less ``offset * sum``; see :mod:`myelin_worker_cpu.records` for ``d`` and
-``sum``.
+``sum``. Where both parts of a group have the same scale and minimum these are multiplied once.
 """
 
 from __future__ import annotations
@@ -125,37 +126,38 @@ def _emit_group(
     builder = emitter.builder
     codes = _emit_codes(emitter, tile_format, slab, half)
     scales, minimums = _emit_scales(emitter, tile_format, slab, half, header)
-    parts = len(scales)
-    each = VECTORS // parts
+    each = VECTORS // records.PARTS
     wide = tile_format.low is Plane.BYTE
     shift = tile_format.offset.bit_length() - 1
     for token, total in zip(tokens, totals, strict=True):
         entry = emitter.at(record, token * records.RECORD_BYTES)
-        value = None
-        for part in range(parts):
-            sum_at = records.MINUS_SUM if parts == 1 else records.MINUS_SUM_16 + 4 * part
+        sums = emitter.get(total)
+        for part, minimum in enumerate(minimums):
+            place = records.SCALED_MINUS_SUM if len(minimums) == 1 else records.SCALED_MINUS_SUMS + 4 * part
+            sums = emitter.fma(minimum, _emit_number(emitter, entry, place), sums)
+        products = []
+        for part in range(records.PARTS):
+            dot = constant(V16I32, 0)
             if tile_format.offset:
-                minus_sum = emitter.splat(emitter.load(I32, emitter.at(entry, sum_at), align=4))
-                dot = builder.shl(minus_sum, constant(V16I32, shift))
-            else:
-                dot = constant(V16I32, 0)
+                minus_sum = emitter.load(I32, emitter.at(entry, records.MINUS_SUMS + 4 * part), align=4)
+                dot = builder.shl(emitter.splat(minus_sum), constant(V16I32, shift))
             for vector in range(part * each, (part + 1) * each):
                 four = emitter.load(I32, emitter.at(entry, 4 * vector), align=4)
                 dot = emitter.dot4(dot, codes[vector], four, wide)
-            product = builder.sitofp(dot, V16F32)
-            if minimums:
-                if parts == 1:
-                    minus = emitter.splat(emitter.load(F32, emitter.at(entry, records.MINUS_SUM_FLOAT), align=4))
-                else:
-                    minus = builder.sitofp(emitter.splat(emitter.load(I32, emitter.at(entry, sum_at), align=4)), V16F32)
-                lowered = builder.fmul(minimums[part], minus)
-                value = lowered if value is None else builder.fadd(value, lowered)
-            if value is None:
-                value = builder.fmul(scales[part], product)
-            else:
-                value = emitter.fma(scales[part], product, value)
-        scale = emitter.splat(emitter.load(F32, emitter.at(entry, records.SCALE), align=4))
-        emitter.set(total, emitter.fma(value, scale, emitter.get(total)))
+            products.append(builder.sitofp(dot, V16F32))
+        own = [_emit_number(emitter, entry, records.SCALES + 4 * part) for part in range(records.PARTS)]
+        if len(scales) == 1:
+            both = emitter.fma(products[1], own[1], builder.fmul(products[0], own[0]))
+            sums = emitter.fma(scales[0], both, sums)
+        else:
+            for scale, product, factor in zip(scales, products, own, strict=True):
+                sums = emitter.fma(builder.fmul(scale, product), factor, sums)
+        emitter.set(total, sums)
+
+
+def _emit_number(emitter: Emitter, entry: Value, place: int) -> Value:
+    """An f32 of a record, in every lane."""
+    return emitter.splat(emitter.load(F32, emitter.at(entry, place), align=4))
 
 
 def _emit_codes(emitter: Emitter, tile_format: TileFormat, slab: Value, half: Value) -> list[Value]:
