@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from myelin.engine_api import EngineError, EngineOptions
-from myelin_worker_cpu import cache, isa, plugin
+from myelin.engine_api import EngineError, EngineOptions, GgmlType
+from myelin_worker_cpu import cache, isa, kernels, plugin
 from myelin_worker_cpu.formats import FORMATS
 
 PREPARE = """
@@ -60,6 +63,76 @@ def test_a_place_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     _, hits, count = finish(start(tmp_path / "file" / "cache"))
     assert hits == 0
     assert count > 0
+
+
+FULL_DISK = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # files can be made, but nothing written to them
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a limit on the size of files")
+def test_a_full_disk_is_no_error(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", FULL_DISK + PREPARE],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=150,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    _, hits, count = ran.stdout.split()
+    assert int(hits) == 0
+    assert int(count) > 0
+    assert ran.stderr.count("compiled kernels cannot be kept") == 1
+    assert not list(tmp_path.rglob("*.done"))
+
+
+@pytest.mark.parametrize("failing", ["directory", "compile_lock", "save", "set"])
+def test_whatever_cannot_be_written_kernels_are_compiled(
+    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[tuple[str, bool]] = []
+
+    class Made:
+        address = 64
+
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def compiling(name: str) -> Callable[..., Made]:
+        def compile_one(*_: object, cached: bool) -> Made:
+            made.append((name, cached))
+            if cached and failing == "save" and name == "layer":  # numba saves as the last step of compiling
+                refuse()
+            return Made()
+
+        return compile_one
+
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(kernels, "_COMPILED", {})
+    for name in ("stage", "stop", "layer", "remember", "attend", "matmul"):
+        monkeypatch.setattr(kernels, f"compile_{name}", compiling(name))
+    if failing == "set":
+        monkeypatch.setattr(cache.Markers, "set", refuse)
+    elif failing != "save":
+        monkeypatch.setattr(cache, failing, refuse)
+    reports: list[tuple[int, int]] = []
+    with caplog.at_level("WARNING"):
+        ready = kernels.prepare([GgmlType.F32], 2, lambda _, done, total: reports.append((done, total)))
+    assert ready.layer == 64
+    assert len(ready.matmul) == 3
+    assert [done for done, _ in reports] == list(range(reports[0][1] + 1))
+    # what the cache took part in, up to its failure; a kernel that is compiled already isn't again
+    with_cache = {"save": 3, "set": 1}.get(failing, 0)
+    without = reports[0][1] - {"save": 2, "set": 1}.get(failing, 0)
+    assert [cached for _, cached in made] == [True] * with_cache + [False] * without
+    (line,) = caplog.messages
+    assert line.startswith("compiled kernels cannot be kept, so every start compiles them again: ")
+    assert os.strerror(errno.ENOSPC) in line
 
 
 def test_the_folder_names_python_and_instructions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

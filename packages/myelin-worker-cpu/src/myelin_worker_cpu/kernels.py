@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,8 @@ from myelin_worker_cpu.isa_here import ISA
 from myelin_worker_cpu.matmul import compile_matmul
 from myelin_worker_cpu.records import WIDTHS
 from myelin_worker_cpu.stage import compile_layer, compile_stage, compile_stop
+
+_log = logging.getLogger(__name__)
 
 _COMPILED: dict[str, Any] = {}
 """What this process has already; engines of one process share it."""
@@ -64,19 +67,29 @@ def prepare(matrix_types: Collection[GgmlType], element_bytes: int, progress: Pr
         for width in WIDTHS:
             work[_matmul_name(kind, width)] = partial(compile_matmul, FORMATS[kind], width)
     progress("compile", 0, len(work))
-    folder = _folder()
-    markers = None if folder is None else cache.Markers(folder, _processor())
-    with contextlib.ExitStack() as stack:
-        if folder is not None and markers is not None:
+    done = 0
+
+    def compile_all(markers: cache.Markers | None) -> None:
+        nonlocal done
+        for name in list(work)[done:]:
+            if name not in _COMPILED:
+                _COMPILED[name] = work[name](cached=markers is not None)
+                if markers is not None:
+                    markers.set(name)
+            done += 1
+            progress("compile", done, len(work))
+
+    try:
+        folder = cache.directory(ISA)
+        markers = cache.Markers(folder, _processor())
+        with contextlib.ExitStack() as stack:
             stack.enter_context(_numba_cache(folder))
             if not all(name in _COMPILED or markers.has(name) for name in work):
                 stack.enter_context(cache.compile_lock(folder))
-        for done, (name, compile_kernel) in enumerate(work.items(), start=1):
-            if name not in _COMPILED:
-                _COMPILED[name] = compile_kernel(cached=folder is not None)
-                if markers is not None:
-                    markers.set(name)
-            progress("compile", done, len(work))
+            compile_all(markers)
+    except OSError as error:  # no right to write, or a full disk: no reason to fail
+        _log.warning("compiled kernels cannot be kept, so every start compiles them again: %s", error)
+        compile_all(None)
     return Kernels(
         stage=ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(_COMPILED["stage"].address),
         stop=ctypes.CFUNCTYPE(None, ctypes.c_int64)(_COMPILED["stop"].address),
@@ -91,14 +104,6 @@ def prepare(matrix_types: Collection[GgmlType], element_bytes: int, progress: Pr
 
 def _matmul_name(kind: GgmlType, width: int) -> str:
     return f"matmul-{kind.name}-{width}"
-
-
-def _folder() -> Path | None:
-    """The cache folder, or None where none can be made (then every start compiles)."""
-    try:
-        return cache.directory(ISA)
-    except OSError:
-        return None
 
 
 def _processor() -> str:
