@@ -8,8 +8,8 @@ from collections.abc import Collection
 import psutil
 
 from myelin.plugin import Provider, ProviderContext, RunId
-from myelin_provider_process.plugin import ProcessSection
 from myelin_provider_process.provider import ProcessProvider
+from myelin_provider_process.section import ProcessSection
 from myelin_testkit import tiny_worker
 from myelin_testkit.provider_compliance import Feature, ProviderCompliance
 

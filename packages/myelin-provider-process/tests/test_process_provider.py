@@ -31,8 +31,9 @@ from myelin.plugin import (
     ProviderError,
     RunId,
 )
-from myelin_provider_process.plugin import ProcessSection, myelin_config_section, myelin_provider
+from myelin_provider_process.plugin import myelin_config_section, myelin_provider
 from myelin_provider_process.provider import OFFER, ProcessProvider
+from myelin_provider_process.section import ProcessSection
 
 RUN = RunId("run-1")
 LOCAL = Offer(OFFER, "process", "here")

@@ -17,8 +17,8 @@ import pytest
 from pydantic import SecretStr
 
 from myelin.plugin import Attempt, BootSpec, LaunchKey, Lease, LeaseState, Need, NodeId, ProviderContext, RunId
-from myelin_provider_vastai.plugin import VastaiSection
 from myelin_provider_vastai.provider import VastaiProvider
+from myelin_provider_vastai.section import VastaiSection
 from myelin_testkit.fake_machine import sshd_path
 from myelin_testkit.fake_vastai import FakeVastai
 

@@ -24,7 +24,7 @@ from myelin_provider_vastai.asks import (
     read_ask,
     search_query,
 )
-from myelin_provider_vastai.plugin import VastaiSection
+from myelin_provider_vastai.section import VastaiSection
 from myelin_testkit.fake_vastai import offer
 
 NEED = Need(NodeId("stage-0"), 4_000_000_000, "triton")

@@ -30,7 +30,7 @@ from myelin.plugin import (
 from myelin_provider_process.environment import node_environment
 from myelin_provider_process.machine import available_memory, cores
 from myelin_provider_process.node import ProcessNode, start_node
-from myelin_provider_process.plugin import ProcessSection
+from myelin_provider_process.section import ProcessSection
 
 OFFER = "local"
 """The id of the only offer: this machine."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from myelin.plugin import Need, Offer
-from myelin_provider_vastai.plugin import VastaiSection
+from myelin_provider_vastai.section import VastaiSection
 
 SEARCH_LIMIT = 64
 IMAGE_BYTES = 4_000_000_000

@@ -38,8 +38,8 @@ from myelin_provider_vastai.instances import Instance, Stand, judge
 from myelin_provider_vastai.inventory import Inventory
 from myelin_provider_vastai.labels import port_for, write_label
 from myelin_provider_vastai.node import RentedNode, Workshop
-from myelin_provider_vastai.plugin import VastaiSection
 from myelin_provider_vastai.scripts import onstart_script
+from myelin_provider_vastai.section import VastaiSection
 from myelin_provider_vastai.ssh import HostKeys, load_identity
 
 SEARCH_AGE_S = 20.0

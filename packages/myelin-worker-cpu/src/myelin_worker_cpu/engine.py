@@ -26,8 +26,8 @@ from myelin_worker_cpu.chunks import Chunk, cut
 from myelin_worker_cpu.isa_here import ISA
 from myelin_worker_cpu.kernels import Kernels, prepare
 from myelin_worker_cpu.kvcache import CacheLayout, Slots
-from myelin_worker_cpu.plugin import ARCHITECTURES
 from myelin_worker_cpu.program import OUTPUTS_AT_ONCE, Program
+from myelin_worker_cpu.support import ARCHITECTURES
 from myelin_worker_cpu.synchronise import sync_block
 from myelin_worker_cpu.threads import Helpers, usable_cores
 from myelin_worker_cpu.weights import Weights, load, matrix_types, planned_bytes

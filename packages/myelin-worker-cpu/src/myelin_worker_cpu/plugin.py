@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from myelin.engine_api import Engine, EngineOptions, EngineSupport, hookimpl
 from myelin_worker_cpu.formats import SUPPORTED_TYPES
-
-ENGINE_NAME = "cpu"
-ARCHITECTURES = frozenset({"llama", "qwen2", "qwen3", "gemma3"})
-RANK = 50
+from myelin_worker_cpu.support import ARCHITECTURES, ENGINE_NAME, RANK
 
 
 @hookimpl
