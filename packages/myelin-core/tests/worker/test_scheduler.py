@@ -385,3 +385,25 @@ class Pipeline(RuleBasedStateMachine):
 
 TestPipeline = Pipeline.TestCase
 TestPipeline.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
+
+
+def test_a_running_sequence_is_not_starved_by_prompts_that_fill_every_batch() -> None:
+    scheduler = Scheduler(
+        SchedulerLimits(
+            max_context=64, max_sequences=3, max_batch_tokens=1, vocab_size=97, stages=1, end_tokens=frozenset()
+        )
+    )
+    for number, length in ((1, 1), (2, 40), (3, 40)):
+        scheduler.submit(Submit(SequenceId(number), (5,) * length, 30))
+    served = []
+    for _ in range(30):
+        batch = scheduler.next_batch()
+        assert batch is not None
+        (segment,) = batch.segments
+        served.append(segment.sequence)
+        position = segment.start + segment.count
+        samples = [Sample(segment.sequence, position, 7, -1.0)] if segment.output else []
+        scheduler.complete(batch.id, samples)
+    assert served.count(1) >= 9
+    assert served.count(2) >= 5
+    assert served.count(3) >= 5

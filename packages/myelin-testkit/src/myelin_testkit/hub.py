@@ -329,13 +329,16 @@ def _answer(
     for name, value in headers.items():
         request.send_header(name, value)
     request.send_header("Content-Length", str(len(body)))
+    sent = b"" if request.command == "HEAD" else body if cut_after is None else body[:cut_after]
+    # Counted before it is sent, the first of it before the headers are: whoever has read enough may look at once.
+    sent_some(len(sent[:_CHUNK]))
     request.end_headers()
     if request.command == "HEAD":
         return
-    sent = body if cut_after is None else body[:cut_after]
     for start in range(0, len(sent), _CHUNK):
         chunk = sent[start : start + _CHUNK]
-        sent_some(len(chunk))  # before: whoever reads the last byte may look at once
+        if start:
+            sent_some(len(chunk))
         request.wfile.write(chunk)
         if bytes_per_s:
             time.sleep(len(chunk) / bytes_per_s)

@@ -9,7 +9,8 @@ The rules, in the order in which they bind:
 - A prompt is cut into chunks of :attr:`SchedulerLimits.prefill_chunk` rows, whatever else is running and however many
   stages there are. Chunks of one sequence may be in flight one after another; sequences take turns by the chunk.
 - In a micro-batch, tokens of running sequences come first, then chunks of prompts, as many as fit in
-  ``max_batch_tokens``. A chunk that found no room goes first in the next micro-batch, so nobody starves.
+  ``max_batch_tokens``. A chunk that found no room goes first in the next micro-batch, and tokens that such a chunk kept
+  out go first in the one after, so nobody starves.
 - A sequence has one step in flight whose result is a token, at most: the next one needs that token.
 - A sequence that ends is released once on every stage that saw it: its id travels in the next micro-batch down the
   chain, in order behind everything that was sent of it. Where there is nothing else to send, it travels alone.
@@ -264,7 +265,8 @@ class Scheduler:
         room = self.limits.max_batch_tokens
 
         turns = len(self._prefilling)
-        if self._prompt_first and turns:
+        prompt_first = self._prompt_first and turns > 0
+        if prompt_first:
             room -= self._take_chunk(segments, pieces, outputs)
             places -= 1
             turns -= 1
@@ -283,7 +285,8 @@ class Scheduler:
         # Those that were given a chunk moved to the end of the queue: a sequence appears once in a micro-batch.
         for _ in range(min(turns, places)):
             if self._chunk_rows(self._prefilling[0]) > room:
-                self._prompt_first = True
+                # By turns: where a chunk fills a micro-batch, the decodes that it kept out come first in the next one.
+                self._prompt_first = not prompt_first
                 break
             room -= self._take_chunk(segments, pieces, outputs)
         return segments, pieces, outputs
