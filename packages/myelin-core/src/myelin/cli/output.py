@@ -24,9 +24,9 @@ def prepare_streams() -> None:
     if sys.stdin is None:
         sys.stdin = open(0, encoding="utf-8")  # noqa: SIM115  # for as long as the process lives, as the next two
     if sys.stdout is None:
-        sys.stdout = open(1, "w", encoding="utf-8")  # noqa: SIM115
+        sys.stdout = open(1, "w", encoding="utf-8")  # noqa: SIM115  # likewise
     if sys.stderr is None:
-        sys.stderr = open(2, "w", encoding="utf-8")  # noqa: SIM115
+        sys.stderr = open(2, "w", encoding="utf-8")  # noqa: SIM115  # likewise
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace" if stream is sys.stdout else "backslashreplace")

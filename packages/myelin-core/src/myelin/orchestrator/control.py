@@ -112,6 +112,7 @@ class NodeControl:
 
     async def _send(self, **body: Message) -> None:
         try:
+            # One field of the envelope, whose types the checker can't tell apart.
             await self._stream.send(encode(pb.Envelope(traceparent=traceparent(), **body)))  # type: ignore[arg-type]
         except TransportError as error:
             raise self.lost or _lost(f"{self.node} was lost: {error.message}") from None
