@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from myelin.cluster.provider import BootSpec, LaunchKey, Provider, ProviderContext
 from myelin.engine.contract import EngineOptions
 from myelin.model.source import SourceOptions
-from myelin.orchestrator.events import NodeLog, PhaseEvent, ProgressEvent
+from myelin.orchestrator.events import NodeEvent, NodeLog, PhaseEvent, ProgressEvent
 from myelin.orchestrator.request import RunRequest
 from myelin.plugins.registry import Registry
 from myelin.plugins.specs import TelemetryContext
@@ -86,12 +86,16 @@ class Recorder:
         self.phases: list[PhaseEvent] = []
         self.progresses: list[ProgressEvent] = []
         self.logs: list[NodeLog] = []
+        self.nodes: list[NodeEvent] = []
         self.on_started: dict[str, Callable[[], None]] = {}
 
     def phase(self, event: PhaseEvent) -> None:
         self.phases.append(event)
         if event.state == "started" and event.phase in self.on_started:
             self.on_started[event.phase]()
+
+    def node(self, event: NodeEvent) -> None:
+        self.nodes.append(event)
 
     def progress(self, event: ProgressEvent) -> None:
         self.progresses.append(event)

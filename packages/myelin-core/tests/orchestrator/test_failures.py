@@ -124,7 +124,7 @@ async def test_a_node_that_never_acknowledges_is_asked_each_quarter_of_a_second(
 ) -> None:
     node = scripted({"ready_query": lambda envelope: None})
     toy.provider.life = node
-    error = await brought_up(toy, stages=1, startup_timeout_s=1.2)
+    error = await brought_up(toy, stages=1, startup_timeout_s=1.2, max_attempts=1)
     assert error.reason == "startup-timeout"
     assert "acknowledged" in error.message
     assert 4 <= node.received.count("ready_query") <= 6
@@ -160,7 +160,7 @@ async def test_a_stage_that_stalls_is_told_again_and_given_up(
     monkeypatch.setattr("myelin.orchestrator.provision.NO_PROGRESS_S", 0.2)
     node = scripted({"provision": lambda envelope: None})
     toy.provider.life = node
-    error = await brought_up(toy, stages=1, load_stall_s=0.7)
+    error = await brought_up(toy, stages=1, load_stall_s=0.7, max_attempts=1)
     assert error.reason == "load-stalled"
     assert "stage-0" in error.message
     assert 3 <= node.received.count("provision") <= 4
@@ -178,7 +178,7 @@ async def test_a_stage_with_progress_is_never_told_again(
 
     node = scripted({"provision": some_progress})
     toy.provider.life = node
-    error = await brought_up(toy, stages=1, load_stall_s=0.8)
+    error = await brought_up(toy, stages=1, load_stall_s=0.8, max_attempts=1)
     assert error.reason == "load-stalled"
     assert node.received.count("provision") == 1
     assert [(each.node, each.phase, each.done, each.total) for each in toy.recorder.progresses] == [
@@ -233,7 +233,7 @@ async def test_a_stream_full_of_rubbish_ends_the_run(toy: Toy) -> None:
 async def test_a_probe_that_never_comes_back_is_given_up(
     toy: Toy, scripted: type[ScriptedNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("myelin.orchestrator.bootstrap.PROBE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("myelin.orchestrator.edges.PROBE_TIMEOUT_S", 0.3)
     toy.provider.life = scripted()
     error = await brought_up(toy, stages=1)
     assert error.reason == "probe-timeout"
@@ -261,7 +261,8 @@ async def test_a_provider_that_cannot_launch_is_given_up(toy: Toy) -> None:
 
 @pytest.mark.parametrize("victim", ["stage-0", "stage-1"])
 async def test_a_node_that_dies_while_it_serves_fails_everybody_at_once(toy: Toy, victim: str) -> None:
-    async with running(toy.request, toy.registry, toy.recorder) as pipeline:
+    """With ``recover`` off: what is mended otherwise is told to all."""
+    async with running(toy.ask(recover=False), toy.registry, toy.recorder) as pipeline:
 
         async def endless() -> MyelinError:
             while True:

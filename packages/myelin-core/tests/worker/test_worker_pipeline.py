@@ -673,8 +673,12 @@ async def test_provision_may_be_sent_again() -> None:
         await node.tell(provision=provision(0, ()))
         assert await node.hear("provisioned") == first
         assert node.loads == 1
-        await node.tell(provision=provision(0, (), identifier=2))
-        assert (await node.hear("failure")).reason == "already-provisioned"
+        await node.tell(provision=provision(0, (), identifier=2))  # another orchestrator, the same stage
+        again = await node.hear("provisioned")
+        assert (again.id, again.weight_bytes, node.loads) == (2, 1000, 1)
+        for identifier in (2, 3):
+            await node.tell(provision=provision(0, (), identifier=identifier, max_context=32))
+            assert (await node.hear("failure")).reason == "already-provisioned"
         assert node.loads == 1
 
 

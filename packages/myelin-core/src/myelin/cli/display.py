@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from myelin.cli.output import human_bytes, tell
-from myelin.orchestrator.events import NodeLog, PhaseEvent, ProgressEvent
+from myelin.orchestrator.events import NodeEvent, NodeLog, NodeState, PhaseEvent, ProgressEvent
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -59,6 +59,7 @@ class Display:
         self._progress: Progress | None = None
         self._tasks: dict[int, TaskID] = {}
         self._told: dict[tuple[int, str], _Told] = {}
+        self._lost: dict[str, str] = {}
 
     def __enter__(self) -> Display:
         return self
@@ -91,6 +92,16 @@ class Display:
         took = f" ({event.seconds:.2f} s)" if event.state != "started" else ""
         detail = f": {event.detail}" if event.detail else ""
         self.line(f"{event.phase} {event.state}{took}{detail}")
+
+    def node(self, event: NodeEvent) -> None:
+        """A node came into another state: one that is lost, and another in its place, are shown to everybody."""
+        if event.state is NodeState.LOST:
+            self._lost[event.node] = event.detail
+        elif event.state is NodeState.STARTING and event.node in self._lost:
+            self.line(f"{event.node} was lost ({self._lost.pop(event.node)}); starting another")
+        elif event.state is NodeState.REPLACED:
+            self.quiet()
+            self.line(f"{event.node} is back after {event.seconds:.1f} s")
 
     def progress(self, event: ProgressEvent) -> None:
         """A node got further with its stage."""

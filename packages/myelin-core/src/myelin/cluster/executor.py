@@ -23,6 +23,8 @@ LAUNCH_TRIES = 3
 _FAULT_HANDLER = re.compile(r'Extension modules: |(Current t|T)hread 0x|File "|<no Python frame>|\.\.\.')
 FASTEST_POLL_S = 0.02
 SLOWEST_POLL_S = 0.25
+RELEASE_HEAD_START_S = 1.0
+"""How long a replacement waits for the node that it replaces to be gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,13 @@ class Executor:
         self._times = times
         self._known: dict[LeaseId, NodeId] = {}
         self._attempts: dict[NodeId, int] = {}
+        self._releasing: set[asyncio.Task[None]] = set()
 
-    async def launch(self, spec: NodeSpec) -> Lease:
+    async def launch(self, spec: NodeSpec, exclude: frozenset[str] = frozenset()) -> Lease:
         """Start a node, trying again on a :class:`ProviderError`; each try is an attempt with a number of its own.
+
+        Args:
+            exclude: Offers that have failed before; they are taken again only where there is no other.
 
         Returns:
             The lease, usually before the node has announced where it listens.
@@ -67,7 +73,7 @@ class Executor:
         """
         from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_exponential
 
-        failed_offers: set[str] = set()
+        failed_offers = set(exclude)
         async for attempt in AsyncRetrying(
             stop=stop_after_attempt(LAUNCH_TRIES),
             wait=wait_exponential(multiplier=self._times.wait, max=5.0),
@@ -77,6 +83,48 @@ class Executor:
             with attempt:
                 return await self._launch_once(spec, failed_offers)
         raise AssertionError("a retry loop that reraises always returns or raises")
+
+    async def replace(self, spec: NodeSpec, lost: Lease, why: str) -> Lease:
+        """Give a lost node back and start another one for it, on another offer where there is one.
+
+        Giving back goes on behind us where it takes long; :meth:`release_all` sees to what is left.
+
+        Args:
+            lost: What is given back.
+            why: For people.
+
+        Raises:
+            ProviderError: Nothing could be started.
+        """
+        releasing = asyncio.create_task(self._release(lost), name=f"release {lost.key}")
+        self._releasing.add(releasing)
+        releasing.add_done_callback(self._releasing.discard)
+        await asyncio.wait({releasing}, timeout=RELEASE_HEAD_START_S)
+        return await self.launch(spec, frozenset({lost.offer}))
+
+    async def _release(self, lost: Lease) -> None:
+        try:
+            await self._provider.release(lost.id)
+        except ProviderError:
+            pass  # it stays known, and is released with all others
+
+    async def adopt(self, spec: NodeSpec) -> Lease | None:
+        """A live lease of this run and node that an earlier orchestrator left; None where there is none.
+
+        Of several, the newest attempt is taken; the others are given back at the end.
+
+        Raises:
+            ProviderError: The listing can't be read: there might be one.
+        """
+        async with asyncio.timeout(self._times.launch):
+            leases = await self._provider.leases()
+        ours = [lease for lease in leases if (lease.key.run, lease.key.node) == (spec.run, spec.node)]
+        if not ours:
+            return None
+        self._attempts[spec.node] = max(int(lease.key.attempt) for lease in ours)
+        live = [lease for lease in ours if lease.state is not LeaseState.EXITED]
+        self._known.update({lease.id: spec.node for lease in ours})
+        return max(live, key=lambda lease: lease.key.attempt, default=None)
 
     async def _launch_once(self, spec: NodeSpec, failed_offers: set[str]) -> Lease:
         number = Attempt(self._attempts.get(spec.node, 0) + 1)
@@ -174,6 +222,9 @@ class Executor:
 
     async def close(self) -> None:
         """Free the provider's connections and tasks."""
+        for task in tuple(self._releasing):
+            task.cancel()
+        await asyncio.gather(*self._releasing, return_exceptions=True)
         await self._provider.close()
 
 

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
+from myelin.errors import MyelinError
+
 T = TypeVar("T")
 
 
@@ -42,6 +44,14 @@ class Background:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def fresh(error: MyelinError) -> MyelinError:
+    """A copy of ``error`` to raise in another task: one exception object must not be raised twice."""
+    copy = type(error)(error.message, error.hint, reason=error.reason)
+    for note in getattr(error, "__notes__", ()):
+        copy.add_note(note)
+    return copy
+
+
 async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run all at once and return what they give, in order. The first failure cancels the others and is raised as it
     is."""
@@ -58,6 +68,36 @@ def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+async def unless(
+    work: Coroutine[Any, Any, T],
+    trouble: Coroutine[Any, Any, MyelinError],
+    *,
+    linger: Callable[[BaseException | None], bool] = lambda error: False,
+    linger_s: float = 0.0,
+) -> T:
+    """``work``'s result; where ``trouble`` returns meanwhile, ``work`` is cancelled and the trouble is raised.
+
+    Args:
+        linger: Asked of what ``work`` raised: whether the trouble may know better, a moment later.
+        linger_s: That moment.
+
+    Raises:
+        MyelinError: The trouble, or what ``work`` raised.
+    """
+    doing, losing = asyncio.create_task(work), asyncio.create_task(trouble)
+    try:
+        await asyncio.wait({doing, losing}, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done() and not doing.cancelled() and linger(doing.exception()):
+            await asyncio.wait({losing}, timeout=linger_s)
+        if losing.done() and not (doing.done() and not doing.cancelled() and doing.exception() is None):
+            raise fresh(losing.result())
+        return await doing
+    finally:
+        for task in (doing, losing):
+            task.cancel()
+        await asyncio.gather(doing, losing, return_exceptions=True)
 
 
 async def in_thread(work: Callable[[], T]) -> T:

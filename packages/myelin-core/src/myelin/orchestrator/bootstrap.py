@@ -10,7 +10,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,13 +22,16 @@ from myelin.cluster.provider import ProviderContext
 from myelin.cluster.spec import NodeSpec
 from myelin.errors import MyelinError, NodeError
 from myelin.model.shard import plan_shard
-from myelin.orchestrator.background import Background, all_of, in_thread, uninterrupted
-from myelin.orchestrator.control import dial, fresh
-from myelin.orchestrator.events import Observer, ProgressEvent, Silent
-from myelin.orchestrator.head_edge import HeadEdge
-from myelin.orchestrator.nodes import Loss, Node, NodeWatch, narrowed, stage_status
+from myelin.orchestrator.background import Background, in_thread, uninterrupted, unless
+from myelin.orchestrator.chain import Chain
+from myelin.orchestrator.deadlines import within
+from myelin.orchestrator.edges import Edges
+from myelin.orchestrator.events import NodeState, Observer, ProgressEvent, Silent
+from myelin.orchestrator.mender import Mender
+from myelin.orchestrator.node_life import NodeLife
+from myelin.orchestrator.nodes import Node, NodeAttempt, Step
 from myelin.orchestrator.orders import node_environment, provision_message
-from myelin.orchestrator.pipeline import Pipeline, StageStatus
+from myelin.orchestrator.pipeline import Pipeline
 from myelin.orchestrator.planning import (
     OpenedModel,
     PlannedRun,
@@ -41,18 +44,13 @@ from myelin.orchestrator.planning import (
 )
 from myelin.orchestrator.request import RunRequest
 from myelin.orchestrator.story import Serving, Story
+from myelin.orchestrator.watch import Loss, NodeWatch, Trouble
 from myelin.plugins.specs import TelemetryContext
 from myelin.telemetry import attributes
 from myelin.telemetry.phases import Phase
 from myelin.telemetry.tracing import ORCHESTRATOR_SERVICE, configure_tracing
-from myelin.transport.contract import (
-    EDGE_PROTOCOL,
-    ORCHESTRATOR,
-    PeerIdentity,
-    Transport,
-    TransportOptions,
-)
-from myelin.values import Attempt, Epoch
+from myelin.transport.contract import ORCHESTRATOR, PeerIdentity, Transport, TransportOptions
+from myelin.values import Attempt
 from myelin.wire import control_pb2 as pb
 
 if TYPE_CHECKING:
@@ -61,12 +59,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FIRST_EPOCH = Epoch(1)
-EDGES_TIMEOUT_S = 15.0
-PROBE_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 2.0
-LOSS_NEWS_S = 1.0
-"""How long after the break of a stream its reason may become known."""
 
 _SILENT = Silent()
 
@@ -122,16 +115,21 @@ class _Run:
         self.observer = observer
         self.background = Background(self.background_failed)
         self.loss = Loss()
+        self.trouble = Trouble()
         self.hurry = asyncio.Event()
         self.began = time.perf_counter()
         self.story = Story(configure_tracing(ORCHESTRATOR_SERVICE, ()), observer, request.run, time.time_ns())
-        self.secret = SecretStr(secrets.token_urlsafe(32))
+        self.secret = request.secret or SecretStr(secrets.token_urlsafe(32))
         self.nodes: tuple[Node, ...] = ()
         self.transport: Transport | None = None
         self.executor: Executor | None = None
         self.same_host = False
         self.watch: NodeWatch | None = None
-        self.edge: HeadEdge | None = None
+        self.life: NodeLife | None = None
+        self.edges: Edges | None = None
+        self.chain: Chain | None = None
+        self.mender: Mender | None = None
+        self.mending: asyncio.Task[None] | None = None
         self.pipeline: Pipeline | None = None
         self.serving: Serving | None = None
         self._tokenizer: asyncio.Task[Tokenizer] | None = None
@@ -145,12 +143,13 @@ class _Run:
         self.open_provider()
         self.specify_nodes(plan)
         provisions = self.plan_shards(plan)
+        self.gather_tools(provisions)
         await self.start_nodes()
         await self.reach_nodes()
         await self.acknowledge_nodes()
         await self.provision_stages(provisions)
-        stages = await self.confirm_weights(plan)
-        pipeline = await self.probe_pipeline(plan, stages)
+        await self.confirm_weights()
+        pipeline = await self.probe_pipeline(plan)
         pipeline.bootstrap_seconds = time.perf_counter() - self.began
         return pipeline
 
@@ -273,131 +272,85 @@ class _Run:
                     pass
             return tuple(provision_message(plan, index) for index in range(len(plan.plan.stages)))
 
+    def gather_tools(self, provisions: tuple[pb.Provision, ...]) -> None:
+        """What brings nodes up, now and whenever one is replaced."""
+        assert self.transport is not None
+        assert self.executor is not None
+        request, story, background = self.request, self.story, self.background
+        self.watch = NodeWatch(self.executor, background, self.observer, request.log_dir)
+        self.life = NodeLife(
+            request,
+            story,
+            self.observer,
+            self.executor,
+            self.transport,
+            self.watch,
+            background,
+            self.trouble,
+            provisions,
+        )
+        self.edges = Edges(request, story, self.transport, background, self.trouble)
+        self.chain = Chain(self.nodes, self.life, self.edges, self.trouble)
+
     async def start_nodes(self) -> None:
         """provider_start: all nodes at once, until each has announced where it listens."""
-        executor = self.provided
-        watch = self.watch = NodeWatch(
-            self.nodes, executor, self.background, self.observer, self.loss, self.request.log_dir
-        )
-
-        async def start(node: Node) -> None:
-            with self.story.node(Phase.PROVIDER_START, node.spec.node, None) as span:
-                lease = await executor.launch(node.spec)
-                node.ready_by = asyncio.get_running_loop().time() + self.request.startup_timeout_s
-                watch.launched(node, lease)
-                span.set_attributes(
-                    {attributes.ATTEMPT: lease.key.attempt, attributes.LEASE: lease.id, attributes.OFFER: lease.offer}
-                )
-                async with self.startup_deadline(node, "has not announced where it listens"):
-                    await node.announced.wait()
-                span.set_attribute(attributes.ENDPOINT, list(node.endpoint.candidates))
-
+        assert self.watch is not None
         with self.story.phase(Phase.PROVIDER_START, {attributes.PROVIDER: self.request.provider}):
-            watch.begin()
-            await self.unless_lost(all_of(start(node) for node in self.nodes))
+            self.watch.begin()
+            await self.pass_barrier(Step.ANNOUNCED)
 
     async def reach_nodes(self) -> None:
         """node_runtime_ready: every node is dialled, and is the one that was meant."""
-        assert self.transport is not None
-        transport = self.transport
-
-        async def reach(node: Node) -> None:
-            key = node.live.key
-            with self.story.node(Phase.NODE_RUNTIME_READY, key.node, key.attempt) as span:
-                async with self.startup_deadline(node, "could not be reached"):
-                    endpoint = narrowed(node.endpoint, self.request.endpoint_mask)
-                    node.control = await dial(transport, endpoint, key.run, key.node, key.attempt)
-                    self.background.start(self.serve_control(node), f"control of {key}")
-                    welcome = await node.control.greet()
-                span.set_attribute(attributes.PROCESS_ID, welcome.process_id)
-
         with self.story.phase(Phase.NODE_RUNTIME_READY):
-            await self.unless_lost(all_of(reach(node) for node in self.nodes))
+            await self.pass_barrier(Step.REACHED)
 
     async def acknowledge_nodes(self) -> None:
         """runtime_ready_ack: the barrier. Every node has answered, for the attempt that was meant."""
-
-        async def acknowledge(node: Node) -> None:
-            key = node.live.key
-            with self.story.node(Phase.RUNTIME_READY_ACK, key.node, key.attempt) as span:
-                async with self.startup_deadline(node, "has not acknowledged that it is ready"):
-                    asked = await node.reached.acknowledge()
-                span.set_attribute(attributes.RESENDS, asked - 1)
-
         with self.story.phase(Phase.RUNTIME_READY_ACK):
-            await self.unless_lost(all_of(acknowledge(node) for node in self.nodes))
+            await self.pass_barrier(Step.ACKNOWLEDGED)
 
     async def provision_stages(self, provisions: tuple[pb.Provision, ...]) -> None:
         """stage_provision: every node loads its own layers, and shows how far it is."""
-
-        async def provision(node: Node, message: pb.Provision) -> None:
-            key, stage = node.live.key, node.stage
-            fields: dict[str, AttributeValue] = {
-                attributes.STAGE: stage.index,
-                attributes.FIRST_LAYER: stage.slice.first_layer,
-                attributes.END_LAYER: stage.slice.end_layer,
-                attributes.ENGINE: message.engine,
-            }
-
-            def show(phase: str, done: int, total: int) -> None:
-                self.observer.progress(ProgressEvent(key.node, stage.index, phase, done, total))
-
-            with self.story.node(Phase.STAGE_PROVISION, key.node, key.attempt, fields) as span:
-                message.end_tokens.extend(end_tokens)
-                loaded = await node.reached.provision(message, show, self.request.load_stall_s)
-                node.loaded = loaded
-                span.set_attributes(
-                    {
-                        attributes.WEIGHT_BYTES: loaded.weight_bytes,
-                        attributes.KV_BYTES: loaded.kv_bytes,
-                        attributes.FETCHED_BYTES: loaded.fetched_bytes,
-                        attributes.LOAD_SECONDS: loaded.seconds,
-                        attributes.THREADS: loaded.threads,
-                        attributes.RESENDS: loaded.resends,
-                    }
-                )
-
         with self.story.phase(Phase.STAGE_PROVISION):
             end_tokens = sorted((await self.unless_lost(self.wait_for_tokenizer())).end_ids)
-            pairs = zip(self.nodes, provisions, strict=True)
-            await self.unless_lost(all_of(provision(node, message) for node, message in pairs))
+            for message in provisions:
+                message.end_tokens.extend(end_tokens)
+            await self.pass_barrier(Step.LOADED)
 
-    async def confirm_weights(self, plan: Planning) -> tuple[StageStatus, ...]:
+    async def confirm_weights(self) -> None:
         """weights_loaded: the barrier. Every stage is loaded, and what each one holds is known."""
-
-        async def confirm(node: Node) -> StageStatus:
-            key = node.live.key
-            with self.story.node(Phase.WEIGHTS_LOADED, key.node, key.attempt) as span:
-                status = stage_status(node, self.request.provider, plan.engine.name, await node.reached.status())
-                span.set_attribute(attributes.WEIGHT_BYTES, status.weight_bytes)
-                return status
-
         with self.story.phase(Phase.WEIGHTS_LOADED):
-            return tuple(await self.unless_lost(all_of(confirm(node) for node in self.nodes)))
+            await self.pass_barrier(Step.CONFIRMED)
 
-    async def probe_pipeline(self, plan: Planning, stages: tuple[StageStatus, ...]) -> Pipeline:
+    async def probe_pipeline(self, plan: Planning) -> Pipeline:
         """pipeline_probe: the edges are opened, and one token goes through the whole chain and back."""
-        with self.story.phase(Phase.PIPELINE_PROBE, {attributes.EPOCH: FIRST_EPOCH}):
-            edge = await self.unless_lost(self.open_all_edges())
-            self.pipeline = Pipeline(
-                request=self.request,
-                plan=plan.plan,
-                facts=plan.facts,
-                parameters=plan.parameters,
-                tokenizer=await self.tokenizer,
-                options=plan.options,
-                stages=stages,
-                controls=[node.reached for node in self.nodes],
-                edge=edge,
-                tracer=self.story.tracing.tracer,
-            )
-            await self.unless_lost(self.send_probe(self.pipeline))
-            return self.pipeline
+        assert self.chain is not None
+        assert self.life is not None
+        assert self.watch is not None
+        tokenizer, rounds = await self.tokenizer, iter(range(self.request.max_attempts - 1))
+        with self.story.phase(Phase.PIPELINE_PROBE) as span:
+            token = probe_token(tokenizer, plan.parameters.vocab_size)
+            edge = await self.unless_lost(self.chain.join(token, lambda: next(rounds, None) is not None))
+            span.set_attribute(attributes.EPOCH, self.chain.epoch)
+        pipeline = self.pipeline = Pipeline(
+            request=self.request,
+            plan=plan.plan,
+            facts=plan.facts,
+            parameters=plan.parameters,
+            tokenizer=tokenizer,
+            options=plan.options,
+            tracer=self.story.tracing.tracer,
+        )
+        self.mender = Mender(self.request, self.chain, self.life, self.watch, self.trouble, pipeline, self.story, token)
+        self.mender.serve(edge)
+        return pipeline
 
     def serve(self, pipeline: Pipeline) -> Serving:
         """serving: the caller has the pipeline. The control streams alone tell of losses from now on."""
         if self.watch is not None:
             self.watch.end()
+        if self.mender is not None:
+            self.mending = self.background.start(self.mender.run(), "mend the pipeline")
         self.serving = self.story.begin_serving()
         pipeline.trace_parent = self.serving.trace_parent
         return self.serving
@@ -426,10 +379,13 @@ class _Run:
 
     async def end_everything(self) -> None:
         """Nodes are asked to end, then released; then our own streams, tasks and plugins are closed."""
+        if self.mending is not None:
+            self.mending.cancel()
+            await asyncio.gather(self.mending, return_exceptions=True)
         if self.watch is not None:
             self.watch.end()
         try:
-            if self.executor is not None and any(node.lease for node in self.nodes):
+            if self.executor is not None and self.attempts:
                 with self.story.phase(Phase.SHUTDOWN):
                     await self.say_goodbye()
         finally:
@@ -437,12 +393,15 @@ class _Run:
                 if self.executor is not None and self.watch is not None:
                     with self.story.phase(Phase.PROVIDER_STOP, {attributes.PROVIDER: self.request.provider}):
                         await self.executor.release_all()
+                    if self.life is not None:
+                        for attempt in self.attempts:
+                            self.life.tell(attempt, NodeState.RELEASED)
             finally:
                 await self.close()
 
     async def say_goodbye(self) -> None:
         """Ask all nodes at once to end by themselves; go on when they have, or are too slow, or we are in a hurry."""
-        controls = [node.control for node in self.nodes if node.control is not None]
+        controls = [attempt.control for attempt in self.attempts if attempt.control is not None]
         for control in controls:
             control.expect_the_end()
         farewells = [asyncio.create_task(control.shut_down("the run is over")) for control in controls]
@@ -459,28 +418,28 @@ class _Run:
 
     async def close_streams(self) -> None:
         """Close our streams, all at once. Bounded: nothing of it matters to anybody else. Twice is fine."""
-        closing = [node.control.close() for node in self.nodes if node.control is not None]
-        if self.edge is not None:
-            self.edge.fail(NodeError("the run is over", reason="run-over"))
-            closing.append(self.edge.close())
-        await _within(CLOSE_TIMEOUT_S, asyncio.gather(*closing, return_exceptions=True))
+        closing = [attempt.control.close() for attempt in self.attempts if attempt.control is not None]
+        if self.pipeline is not None:
+            self.pipeline.fail(NodeError("the run is over", reason="run-over"))
+        if self.edges is not None:
+            closing.append(self.edges.close())
+        await within(CLOSE_TIMEOUT_S, asyncio.gather(*closing, return_exceptions=True))
 
     async def close(self) -> None:
         """Close all that is ours."""
         await self.close_streams()
         await self.background.close()
         if self.transport is not None:
-            await _within(CLOSE_TIMEOUT_S, self.transport.close())
+            await within(CLOSE_TIMEOUT_S, self.transport.close())
         if self.executor is not None:
-            await _within(CLOSE_TIMEOUT_S, self.executor.close())
+            await within(CLOSE_TIMEOUT_S, self.executor.close())
 
     # What the phases use.
 
     @property
-    def provided(self) -> Executor:
-        """The executor, once there is a provider."""
-        assert self.executor is not None
-        return self.executor
+    def attempts(self) -> list[NodeAttempt]:
+        """Whatever embodies the nodes now."""
+        return [node.attempt for node in self.nodes if node.attempt is not None]
 
     @property
     def tokenizer(self) -> asyncio.Task[Tokenizer]:
@@ -489,24 +448,21 @@ class _Run:
         return self._tokenizer
 
     async def unless_lost(self, work: Coroutine[Any, Any, T]) -> T:
-        """``work``'s result; where something is lost meanwhile, ``work`` is cancelled and the loss is raised.
+        """``work``'s result, unless the run can't go on.
 
         Raises:
-            MyelinError: The loss, or what ``work`` raised.
+            MyelinError: It can't, or what ``work`` raised.
         """
-        doing, losing = asyncio.create_task(work), asyncio.create_task(self.loss.wait())
-        try:
-            await asyncio.wait({doing, losing}, return_when=asyncio.FIRST_COMPLETED)
-            if doing.done() and _is_loss(doing.exception()):
-                # A conversation breaks before it is known why: the loss knows better, a moment later.
-                await asyncio.wait({losing}, timeout=LOSS_NEWS_S)
-            if losing.done() and not (doing.done() and doing.exception() is None):
-                raise fresh(losing.result())
-            return await doing
-        finally:
-            for task in (doing, losing):
-                task.cancel()
-            await asyncio.gather(doing, losing, return_exceptions=True)
+        return await unless(work, self.loss.wait())
+
+    async def pass_barrier(self, step: Step) -> None:
+        """All nodes are as far as ``step``, at the same time.
+
+        Raises:
+            MyelinError: One of them can't be brought that far, or the run can't go on.
+        """
+        assert self.chain is not None
+        await self.unless_lost(self.chain.pass_barrier(step))
 
     def background_failed(self, error: BaseException) -> None:
         """A task of ours raised, and that ends the run; anything but a :class:`MyelinError` is a mistake of ours."""
@@ -519,82 +475,17 @@ class _Run:
         self.loss.report(error)
 
     async def follow_losses(self) -> None:
-        """A loss while the pipeline is there is the pipeline's."""
+        """What the run can't do without, its pipeline can't either."""
         error = await self.loss.wait()
         if self.pipeline is not None:
             self.pipeline.fail(error)
-
-    async def serve_control(self, node: Node) -> None:
-        """Take a node's messages for as long as it lives."""
-        watch = self.watch
-        assert watch is not None
-        await node.reached.serve(lambda error: watch.control_lost(node, error))
 
     async def wait_for_tokenizer(self) -> Tokenizer:
         """The tokenizer, once it is built."""
         return await self.tokenizer
 
-    async def send_probe(self, pipeline: Pipeline) -> None:
-        """Push one token through the chain."""
-        what = f"no token came through the chain of stages within {PROBE_TIMEOUT_S:g} s"
-        async with _deadline(PROBE_TIMEOUT_S, what, "probe-timeout"):
-            await pipeline.probe()
 
-    async def open_all_edges(self) -> HeadEdge:
-        """Have every node dial its neighbour, and dial the head ourselves."""
-        what = f"the edges between the nodes did not open within {EDGES_TIMEOUT_S:g} s"
-        async with _deadline(EDGES_TIMEOUT_S, what, "edges-timeout"):
-            await all_of(self.open_edges(index) for index in range(len(self.nodes)))
-            return await self.open_head_edge()
-
-    async def open_edges(self, index: int) -> None:
-        """Have one node dial the next one, and the tail the head; a lone stage dials nobody."""
-        node, following = self.nodes[index], self.nodes[(index + 1) % len(self.nodes)]
-        key = node.live.key
-        with self.story.node(Phase.PIPELINE_PROBE, key.node, key.attempt):
-            if following is node:
-                await node.reached.open_edges(FIRST_EPOCH, None, None)
-            else:
-                endpoint = narrowed(following.endpoint, self.request.endpoint_mask)
-                await node.reached.open_edges(FIRST_EPOCH, following.spec.node, endpoint)
-
-    async def open_head_edge(self) -> HeadEdge:
-        """Dial the head for requests and tokens."""
-        assert self.transport is not None
-        assert self.watch is not None
-        head = self.nodes[0]
-        endpoint = narrowed(head.endpoint, self.request.endpoint_mask)
-        stream = await self.transport.connect(endpoint, EDGE_PROTOCOL, expect=head.spec.node)
-        self.edge = HeadEdge(stream, FIRST_EPOCH)
-        self.background.start(self.edge.serve(self.watch.edge_lost), "edge to the head")
-        return self.edge
-
-    @asynccontextmanager
-    async def startup_deadline(self, node: Node, what: str) -> AsyncIterator[None]:
-        """Within ``startup_timeout_s`` of its launch, a node must be ready."""
-        left = node.ready_by - asyncio.get_running_loop().time()
-        allowed = self.request.startup_timeout_s
-        async with _deadline(left, f"{node.spec.node} {what} within {allowed:g} s", "startup-timeout"):
-            yield
-
-
-async def _within(seconds: float, work: Awaitable[object]) -> None:
-    """Wait for ``work``, but no longer than that."""
-    try:
-        async with asyncio.timeout(seconds):
-            await work
-    except TimeoutError:
-        pass
-
-
-def _is_loss(error: BaseException | None) -> bool:
-    return isinstance(error, MyelinError) and error.reason in ("node-lost", "edge-lost", "edge-closed")
-
-
-@asynccontextmanager
-async def _deadline(seconds: float, what: str, reason: str) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError:
-        raise NodeError(what, "see what the nodes write with --log-level debug", reason=reason) from None
+def probe_token(tokenizer: Tokenizer, vocab_size: int) -> int:
+    """The token to try a chain with: the one that texts begin with, where there is one. Pure."""
+    start = tokenizer.bos_id
+    return start if start is not None and 0 <= start < vocab_size else 0

@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 
 from myelin import __version__
 from myelin.errors import MyelinError, NodeError, StreamClosed, TransportError
+from myelin.orchestrator.background import fresh
 from myelin.orchestrator.provision import ProvisionState, Verdict, decide
 from myelin.telemetry.tracing import traceparent
 from myelin.transport.contract import CONTROL_PROTOCOL, Endpoint, MessageStream, Transport
@@ -35,6 +36,9 @@ _ANSWERS = {"progress": "provisioned"}
 
 ProgressHandler = Callable[[str, int, int], None]
 """``handler(phase, done, total)``."""
+
+FaultHandler = Callable[[Epoch, NodeError], None]
+"""``handler(epoch, error)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ class NodeControl:
         node, attempt: Who it is.
         welcome: What it said of itself, once :meth:`greet` is through.
         lost: Why the node is gone, once it is.
+        engine_dead: Whether it said itself that it can't go on.
     """
 
     def __init__(self, stream: MessageStream, run: RunId, node: NodeId, attempt: Attempt) -> None:
@@ -68,11 +73,22 @@ class NodeControl:
         self.lost: NodeError | None = None
         self._answers: defaultdict[str, asyncio.Queue[Message | MyelinError]] = defaultdict(asyncio.Queue)
         self._waiting: Counter[str] = Counter()
+        self.engine_dead = False
         self._ending = False
         self._nonce = 0
+        self._opening: Epoch | None = None
+        self._on_fault: FaultHandler = lambda epoch, error: None
 
-    async def serve(self, on_lost: Callable[[NodeError], None]) -> None:
-        """Take the node's messages until its stream ends; ``on_lost`` is told where that was not asked for."""
+    async def serve(
+        self, on_lost: Callable[[NodeError], None], on_fault: FaultHandler = lambda epoch, error: None
+    ) -> None:
+        """Take the node's messages until its stream ends.
+
+        Args:
+            on_lost: Told where the stream ended without having been asked to, or the node can't go on.
+            on_fault: Told of an epoch that can't go on, while the node can.
+        """
+        self._on_fault = on_fault
         try:
             while True:
                 self._take(decode(await self._stream.receive()))
@@ -93,9 +109,18 @@ class NodeControl:
             self._answers[_ANSWERS.get(kind, kind)].put_nowait(body)
 
     def _take_failure(self, failure: pb.Failure) -> None:
-        """A fatal failure ends the node; another one fails whoever waits for an answer."""
+        """A fatal failure ends the node; one of an epoch ends that; another one fails whoever waits for an answer."""
         error = NodeError(f"{self.node}: {failure.message}", failure.hint, reason=failure.reason or "node-failed")
-        if failure.fatal or not self._waiting.total():
+        if failure.fatal:
+            self.engine_dead = True
+            raise error
+        if failure.epoch:
+            if failure.epoch == self._opening:
+                self._answers["edges_open"].put_nowait(error)
+            else:
+                self._on_fault(Epoch(failure.epoch), error)
+            return
+        if not self._waiting.total():
             raise error
         self._tell_all(error)
 
@@ -116,6 +141,11 @@ class NodeControl:
             await self._stream.send(encode(pb.Envelope(traceparent=traceparent(), **body)))  # type: ignore[arg-type]
         except TransportError as error:
             raise self.lost or _lost(f"{self.node} was lost: {error.message}") from None
+
+    def _start(self, kind: str) -> None:
+        """A conversation begins: what an earlier one was not there any more to hear is dropped."""
+        if not self._waiting[kind]:
+            self._answers[kind] = asyncio.Queue()
 
     async def _answer(self, kind: str) -> Message:
         """The next answer of a kind.
@@ -164,6 +194,7 @@ class NodeControl:
             NodeError: It was lost, or the answer is another attempt's (reason ``wrong-attempt``).
         """
         asked = 0
+        self._start("ready_ack")
         while True:
             self._nonce += 1
             asked += 1
@@ -196,6 +227,7 @@ class NodeControl:
                 ``load-stalled``).
         """
         state = ProvisionState(began=time.monotonic())
+        self._start("provisioned")
         while True:
             decision = decide(state, time.monotonic(), stall_s)
             if decision.verdict is Verdict.STALLED:
@@ -233,14 +265,18 @@ class NodeControl:
             NodeError: It could not, or it was lost.
         """
         candidates = endpoint.candidates if endpoint else ()
-        await self._send(
-            open_edges=pb.OpenEdges(epoch=epoch, next_node=next_node or "", next_candidates=list(candidates))
-        )
-        while True:
-            answer = await self._answer("edges_open")
-            assert isinstance(answer, pb.EdgesOpen)
-            if answer.epoch == epoch:
-                return
+        message = pb.OpenEdges(epoch=epoch, next_node=next_node or "", next_candidates=list(candidates))
+        self._start("edges_open")
+        self._opening = epoch
+        try:
+            await self._send(open_edges=message)
+            while True:
+                answer = await self._answer("edges_open")
+                assert isinstance(answer, pb.EdgesOpen)
+                if answer.epoch == epoch:
+                    return
+        finally:
+            self._opening = None
 
     async def status(self) -> pb.Status:
         """How the node is.
@@ -310,11 +346,3 @@ def _lost(what: str) -> NodeError:
         "check that its machine is up, not stopped and in reach; --log-level debug shows what it wrote",
         reason="node-lost",
     )
-
-
-def fresh(error: MyelinError) -> MyelinError:
-    """A copy of ``error`` to raise in another task: one exception object must not be raised twice."""
-    copy = type(error)(error.message, error.hint, reason=error.reason)
-    for note in getattr(error, "__notes__", ()):
-        copy.add_note(note)
-    return copy

@@ -1,15 +1,13 @@
-"""The orchestrator's edge to the head: many sequences over one stream, each with a mailbox of its own."""
+"""The orchestrator's edge to the head in one epoch: many sequences over one stream, each told of what comes for it."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable
 
 from myelin.errors import EngineError, MyelinError, NodeError, RequestError, StreamClosed, TransportError, WireError
-from myelin.orchestrator.control import fresh
 from myelin.transport.contract import MessageStream
-from myelin.values import Epoch, SamplingParams, SequenceId
+from myelin.values import Epoch, SequenceId
 from myelin.wire.record import Record, RecordFlags, RecordKind, pack, unpack
 from myelin.wire.requests import (
     Fault,
@@ -25,88 +23,44 @@ from myelin.wire.requests import (
 
 Event = NewToken | Finished
 
-
-class Mailbox:
-    """What comes for one sequence, in order."""
-
-    def __init__(self, sequence: SequenceId) -> None:
-        self.sequence = sequence
-        self.finished = False
-        self._events: asyncio.Queue[Event | MyelinError] = asyncio.Queue()
-
-    def put(self, event: Event | MyelinError) -> None:
-        """Deliver; after an end or an error nothing more comes."""
-        if not self.finished:
-            self.finished = not isinstance(event, NewToken)
-            self._events.put_nowait(event)
-
-    async def get(self) -> Event:
-        """The next event.
-
-        Raises:
-            MyelinError: The sequence can't go on.
-        """
-        event = await self._events.get()
-        if isinstance(event, MyelinError):
-            raise fresh(event)
-        return event
+Receiver = Callable[[Event | MyelinError], None]
+"""Told of what comes for one sequence; raises WireError where that isn't what is due."""
 
 
 class HeadEdge:
     """Submits sequences to the head and sorts what comes back. :meth:`serve` must run for as long as it is used."""
 
     def __init__(self, stream: MessageStream, epoch: Epoch) -> None:
+        self.epoch = epoch
         self._stream = stream
-        self._epoch = epoch
-        self._ids = itertools.count(1)
         self._sent = 0
         self._received = 0
-        self._mailboxes: dict[SequenceId, Mailbox] = {}
+        self._retired = False
+        self._receivers: dict[SequenceId, Receiver] = {}
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
-        self.lost: MyelinError | None = None
-        self.submitted = 0
 
-    def submit(
-        self,
-        prompt: tuple[int, ...],
-        *,
-        max_tokens: int,
-        sampling: SamplingParams,
-        ignore_end: bool,
-        flags: RecordFlags = RecordFlags.NONE,
-    ) -> Mailbox:
+    def admit(self, submit: Submit, receiver: Receiver, flags: RecordFlags = RecordFlags.NONE) -> None:
         """Start a sequence.
 
         Raises:
-            MyelinError: The pipeline is lost.
             WireError: A number is out of range.
         """
-        if self.lost is not None:
-            raise fresh(self.lost)
-        mailbox = Mailbox(SequenceId(next(self._ids)))
-        submit = Submit(mailbox.sequence, prompt, max_tokens, sampling, ignore_end)
-        self._push(submit_record(submit, epoch=self._epoch, sequence=self._sent, flags=flags))
-        self._mailboxes[mailbox.sequence] = mailbox
-        self.submitted += 1
-        return mailbox
+        self._push(submit_record(submit, epoch=self.epoch, sequence=self._sent, flags=flags))
+        self._receivers[submit.sequence] = receiver
 
-    def forget(self, mailbox: Mailbox) -> None:
-        """Nobody wants more of it: cancel it at the head if it has not ended there."""
-        self._mailboxes.pop(mailbox.sequence, None)
-        if not mailbox.finished and self.lost is None:
-            mailbox.finished = True
-            self._push(cancel_record(mailbox.sequence, epoch=self._epoch, sequence=self._sent))
+    def cancel(self, sequence: SequenceId) -> None:
+        """End a sequence; nobody is told of anything more of it."""
+        if self._receivers.pop(sequence, None) is not None and not self._retired:
+            self._push(cancel_record(sequence, epoch=self.epoch, sequence=self._sent))
+
+    def retire(self) -> None:
+        """The epoch is over: from now on nobody is told of anything."""
+        self._retired = True
+        self._receivers.clear()
 
     def _push(self, record: Record) -> None:
         self._outbox.put_nowait(pack(record))
         self._sent += 1
-
-    def fail(self, error: MyelinError) -> None:
-        """The pipeline is lost: everybody who waits is told at once."""
-        if self.lost is None:
-            self.lost = error
-        for mailbox in self._mailboxes.values():
-            mailbox.put(error)
 
     async def serve(self, on_lost: Callable[[MyelinError], None]) -> None:
         """Send and receive until the stream ends; then ``on_lost`` is told why."""
@@ -135,11 +89,11 @@ class HeadEdge:
             return
 
     def _take(self, record: Record) -> None:
-        if record.epoch < self._epoch:
+        if record.epoch < self.epoch:
             return
-        if record.epoch > self._epoch or record.sequence != self._received:
+        if record.epoch > self.epoch or record.sequence != self._received:
             raise WireError(
-                f"a record of epoch {record.epoch}, number {record.sequence} came where epoch {self._epoch}, "
+                f"a record of epoch {record.epoch}, number {record.sequence} came where epoch {self.epoch}, "
                 f"number {self._received} was due"
             )
         self._received += 1
@@ -156,12 +110,15 @@ class HeadEdge:
 
     def _deliver(self, sequence: SequenceId, event: Event | MyelinError) -> None:
         """What comes for a sequence that nobody wants any more is dropped."""
-        mailbox = self._mailboxes.get(sequence)
-        if mailbox is not None:
-            mailbox.put(event)
+        receiver = self._receivers.get(sequence)
+        if receiver is not None:
+            if not isinstance(event, NewToken):
+                del self._receivers[sequence]
+            receiver(event)
 
     def _take_fault(self, fault: Fault) -> None:
-        if fault.sequence is None:
+        """A fault of one sequence is its own; one of all, or a head that can't take any, is the epoch's."""
+        if fault.sequence is None or fault.reason == _NOT_WORKING:
             raise NodeError(fault.message, fault.hint, reason=fault.reason or "pipeline-fault")
         kind = RequestError if fault.reason in _REQUEST_REASONS else EngineError
         self._deliver(fault.sequence, kind(fault.message, fault.hint, reason=fault.reason))
@@ -173,6 +130,9 @@ class HeadEdge:
         except TransportError:
             pass
 
+
+_NOT_WORKING = "pipeline-lost"
+"""The head's word for a request that came when its epoch had failed already."""
 
 _REQUEST_REASONS = frozenset({"prompt-empty", "prompt-too-long", "max-tokens", "token-out-of-range", "request"})
 """Reasons by which the head refuses a request; anything else about one sequence is the engine's."""

@@ -1,54 +1,81 @@
-"""The nodes of a run as they come up: their leases, endpoints, output and control streams."""
+"""The nodes of a run: logical ones, which last, and the attempts that embody them one after another."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TextIO
+from enum import IntEnum
 
-from myelin.cluster.executor import Executor, exit_error
-from myelin.cluster.provider import Lease, LeaseState
+from myelin.cluster.provider import Lease
 from myelin.cluster.spec import NodeSpec
 from myelin.errors import MyelinError, NodeError
-from myelin.orchestrator.background import Background
-from myelin.orchestrator.control import Loaded, NodeControl, fresh
-from myelin.orchestrator.events import NodeLog, Observer
+from myelin.orchestrator.control import Loaded, NodeControl
 from myelin.orchestrator.pipeline import StageStatus
 from myelin.planner.run_plan import StagePlan
 from myelin.transport.contract import Endpoint
-from myelin.values import LeaseId
 from myelin.wire import control_pb2 as pb
 
 KEPT_LINES = 20
-DRAIN_S = 0.3
-"""How long a node that has exited gets for its last lines to arrive."""
-EXIT_NEWS_S = 0.2
-"""How long the news of an exit may lag behind the break of its streams."""
-_EDGE_REASONS = frozenset({"edge-lost", "edge-closed"})
 
 
-@dataclass
-class Node:
-    """One node on its way up, and what is known of it. ``ready_by`` is the loop's time at which it must be ready."""
+class Step(IntEnum):
+    """How far an attempt is on its way; the steps follow one another, and each has a phase of the bootstrap."""
 
-    spec: NodeSpec
+    LAUNCHED = 0
+    """It has a lease."""
+    ANNOUNCED = 1
+    """It has said where it listens."""
+    REACHED = 2
+    """It was dialled, and is the one that was meant."""
+    ACKNOWLEDGED = 3
+    """It has answered that it is ready."""
+    LOADED = 4
+    """It holds its stage."""
+    CONFIRMED = 5
+    """What it holds is known."""
+
+
+@dataclass(eq=False)
+class NodeAttempt:
+    """One start of a node, and what is known of it.
+
+    Attributes:
+        lease: As the last listing showed it.
+        stage: What it is to hold.
+        ready_by: The loop's time at which it must be ready.
+        on_lost: Told once when it is lost.
+        step: How far it is.
+        control: Its control stream, once dialled.
+        loaded: What it said when it had loaded.
+        status: The stage as it was then.
+        redialled: Whether its control stream was dialled anew since it last served.
+        last_lines: What it wrote last.
+        announced: Set once its endpoint is known.
+        error: Why it is lost, once it is.
+        lost: Set then.
+    """
+
+    lease: Lease
     stage: StagePlan
-    lease: Lease | None = None
+    ready_by: float
+    on_lost: Callable[[MyelinError], None] = lambda error: None
+    step: Step = Step.LAUNCHED
     control: NodeControl | None = None
     loaded: Loaded | None = None
-    ready_by: float = 0.0
+    status: StageStatus | None = None
+    redialled: bool = False
     last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
     announced: asyncio.Event = field(default_factory=asyncio.Event)
+    error: MyelinError | None = None
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
-    def live(self) -> Lease:
-        """Its lease, once launched."""
-        assert self.lease is not None
-        return self.lease
+    def endpoint(self) -> Endpoint:
+        """Where it listens, once it has announced that."""
+        assert self.lease.endpoint is not None
+        return self.lease.endpoint
 
     @property
     def reached(self) -> NodeControl:
@@ -56,168 +83,49 @@ class Node:
         assert self.control is not None
         return self.control
 
-    @property
-    def endpoint(self) -> Endpoint:
-        """Where it listens, once it has announced that."""
-        assert self.live.endpoint is not None
-        return self.live.endpoint
+    def lose(self, error: MyelinError) -> None:
+        """It can't be counted on any more. The first reason stays."""
+        if self.error is None:
+            self.error = error
+            self.lost.set()
+            self.on_lost(error)
+
+    def found(self, control: NodeControl) -> None:
+        """It was lost, and has answered again on a new control stream."""
+        self.control = control
+        self.redialled = True
+        self.step = Step.REACHED
+        self.error = None
+        self.lost = asyncio.Event()
 
 
-class Loss:
-    """Whether the run has lost something that it can't do without. The first reason counts."""
+@dataclass(eq=False)
+class Node:
+    """A node as it is wanted, whatever embodies it.
 
-    def __init__(self) -> None:
-        self._error: MyelinError | None = None
-        self._happened = asyncio.Event()
-
-    @property
-    def error(self) -> MyelinError | None:
-        """The reason, once there is one."""
-        return self._error
-
-    def report(self, error: MyelinError) -> None:
-        """Something is lost."""
-        if self._error is None:
-            self._error = error
-            self._happened.set()
-
-    async def wait(self) -> MyelinError:
-        """Return once something is lost."""
-        await self._happened.wait()
-        assert self._error is not None
-        return self._error
-
-
-class NodeWatch:
-    """Follows the leases and the output of all nodes and reports what ends by itself.
-
-    Args:
-        nodes: Whom.
-        executor: Lists leases, and gives their output.
-        background: Owns the tasks.
-        observer: Is shown the output.
-        loss: Is told.
-        log_dir: Where the output is kept.
+    Attributes:
+        spec: What it must be.
+        stage: What it holds.
+        attempt: What embodies it now; None before the first launch, and between two.
+        former: The attempt that was lost, until another one has taken its place.
+        tries: Launches since it last served.
     """
 
-    def __init__(
-        self,
-        nodes: Sequence[Node],
-        executor: Executor,
-        background: Background,
-        observer: Observer,
-        loss: Loss,
-        log_dir: Path | None,
-    ) -> None:
-        self._nodes = tuple(nodes)
-        self._executor = executor
-        self._background = background
-        self._observer = observer
-        self._loss = loss
-        self._log_dir = log_dir
-        self._logs: dict[LeaseId, asyncio.Task[None]] = {}
-        self._reported: set[LeaseId] = set()
-        self._polling: asyncio.Task[None] | None = None
+    spec: NodeSpec
+    stage: StagePlan
+    attempt: NodeAttempt | None = None
+    former: NodeAttempt | None = None
+    tries: int = 0
 
-    def begin(self) -> None:
-        """Poll the leases until :meth:`end`."""
-        self._polling = self._background.start(self._executor.watch(self._take), "watch leases")
+    @property
+    def live(self) -> NodeAttempt:
+        """Its attempt, once launched."""
+        assert self.attempt is not None
+        return self.attempt
 
-    def end(self) -> None:
-        """The control streams tell from now on."""
-        if self._polling is not None:
-            self._polling.cancel()
-
-    def launched(self, node: Node, lease: Lease) -> None:
-        """A node has a lease: follow its output."""
-        node.lease = lease
-        self._logs[lease.id] = self._background.start(self._follow(node, lease.id), f"output of {lease.key}")
-        self._note(node, lease)
-
-    def _take(self, leases: Sequence[Lease]) -> None:
-        """A listing came."""
-        listed = {lease.id: lease for lease in leases}
-        for node in self._nodes:
-            if node.lease is not None and node.lease.id in listed:
-                self._note(node, listed[node.lease.id])
-
-    def _note(self, node: Node, lease: Lease) -> None:
-        node.lease = lease
-        if lease.endpoint is not None:
-            node.announced.set()
-        if lease.state is LeaseState.EXITED and lease.id not in self._reported:
-            self._reported.add(lease.id)
-            self._background.start(self._report_exit(node, lease), f"exit of {lease.key}")
-
-    async def _report_exit(self, node: Node, lease: Lease) -> None:
-        await self._drain(lease.id)
-        self._loss.report(exit_error(lease, tuple(node.last_lines), "while it started"))
-
-    async def _drain(self, lease: LeaseId) -> None:
-        """Let the last lines of a node arrive."""
-        following = self._logs.get(lease)
-        if following is not None:
-            await asyncio.wait({following}, timeout=DRAIN_S)
-
-    def control_lost(self, node: Node, error: NodeError) -> None:
-        """A control stream ended unasked, or the node told of a failure: find out more, then report."""
-        if error.reason in _EDGE_REASONS:
-            self.edge_lost(error)
-        else:
-            self._background.start(self._report_loss(node, error), f"loss of {node.spec.node}")
-
-    async def _report_loss(self, node: Node, error: NodeError) -> None:
-        """An exit says more than a broken stream does; where the provider has none to tell soon, the stream's error
-        counts."""
-        if error.reason == "node-lost":
-            loop = asyncio.get_running_loop()
-            deadline = loop.time() + EXIT_NEWS_S
-            while (left := deadline - loop.time()) > 0:
-                lease = await self._executor.lease(node.live.id, timeout_s=left)
-                if lease is not None and lease.state is LeaseState.EXITED:
-                    await self._drain(lease.id)
-                    doing = "while it served" if node.loaded else "while it started"
-                    self._loss.report(exit_error(lease, tuple(node.last_lines), doing))
-                    return
-                await asyncio.sleep(EXIT_NEWS_S / 10)
-        self._loss.report(fresh(error))
-
-    def edge_lost(self, error: MyelinError) -> None:
-        """The edge to the head ended, or the head reported a fault.
-
-        Where an edge broke, the end of a node is the likely cause and the better explanation: leave it time to be
-        noticed.
-        """
-        if error.reason in _EDGE_REASONS:
-            self._background.start(self._report_later(error), "loss of an edge")
-        else:
-            self._loss.report(error)
-
-    async def _report_later(self, error: MyelinError) -> None:
-        await asyncio.sleep(2 * EXIT_NEWS_S)
-        self._loss.report(error)
-
-    async def _follow(self, node: Node, lease: LeaseId) -> None:
-        """Show, keep and remember what a node writes. That it can't be read is no reason to end anything."""
-        with suppress(MyelinError, OSError):
-            file = self._log_file(node)
-            try:
-                async for line in self._executor.logs(lease):
-                    if line.stream != "provider":
-                        node.last_lines.append(line.text)
-                    self._observer.log(NodeLog(node.spec.node, line.stream, line.text))
-                    if file is not None:
-                        file.write(f"{line.time:.3f} {line.stream} {line.text}\n")
-                        file.flush()
-            finally:
-                if file is not None:
-                    file.close()
-
-    def _log_file(self, node: Node) -> TextIO | None:
-        if self._log_dir is None:
-            return None
-        self._log_dir.mkdir(parents=True, exist_ok=True)
-        return (self._log_dir / f"{node.live.key}.log").open("a", encoding="utf-8")
+    def stands(self, step: Step) -> bool:
+        """Whether it is there, and as far as ``step``."""
+        return self.attempt is not None and self.attempt.error is None and self.attempt.step >= step
 
 
 def narrowed(endpoint: Endpoint, mask: str) -> Endpoint:
@@ -236,21 +144,23 @@ def narrowed(endpoint: Endpoint, mask: str) -> Endpoint:
     return Endpoint(kept)
 
 
-def stage_status(node: Node, provider: str, engine: str, status: pb.Status) -> StageStatus:
+def stage_status(attempt: NodeAttempt, provider: str, engine: str, status: pb.Status) -> StageStatus:
     """What is known of a loaded stage. Pure."""
-    assert node.loaded is not None
+    assert attempt.loaded is not None
+    stage, loaded = attempt.stage, attempt.loaded
     return StageStatus(
-        index=node.stage.index,
-        layers=node.stage.layers,
-        node=node.spec.node,
+        index=stage.index,
+        layers=stage.layers,
+        node=stage.node,
         provider=provider,
         engine=engine,
-        planned_bytes=node.stage.weight_bytes,
-        fetched_bytes=node.loaded.fetched_bytes,
-        weight_bytes=node.loaded.weight_bytes,
-        kv_bytes=node.loaded.kv_bytes,
+        planned_bytes=stage.weight_bytes,
+        fetched_bytes=loaded.fetched_bytes,
+        weight_bytes=loaded.weight_bytes,
+        kv_bytes=loaded.kv_bytes,
         resident_bytes=status.resident_bytes,
         peak_resident_bytes=status.peak_resident_bytes,
-        threads=node.loaded.threads,
-        load_seconds=node.loaded.seconds,
+        threads=loaded.threads,
+        load_seconds=loaded.seconds,
+        attempt=attempt.lease.key.attempt,
     )

@@ -11,6 +11,7 @@ from myelin.model.summary import MOST_BYTES, pack_facts
 from myelin.orchestrator.planning import Planning
 from myelin.orchestrator.request import RunRequest
 from myelin.wire import control_pb2 as pb
+from myelin.worker.main import DEAD_MAN_VARIABLE
 
 PROVISION_ID = 1
 """Each node gets one stage in its life, so one number will do."""
@@ -65,5 +66,7 @@ def node_environment(request: RunRequest, ours: Mapping[str, str], *, same_host:
     if options.offline:
         environment["HF_HUB_OFFLINE"] = "1"
     environment["HF_ENDPOINT"] = options.hub_endpoint
+    if request.dead_man_s > 0:
+        environment[DEAD_MAN_VARIABLE] = f"{request.dead_man_s:g}"
     environment.update(request.environment)
     return {name: SecretStr(value) for name, value in environment.items()}

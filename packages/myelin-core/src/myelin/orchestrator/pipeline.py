@@ -1,10 +1,13 @@
-"""A live chain of stages: generates, tells how it is, and says when it is lost."""
+"""A live chain of stages: generates, tells how it is, and says when it is lost.
+
+While a node is replaced it is *paused*: what was asked for goes on afterwards where it was, and what is asked for
+meanwhile waits.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from opentelemetry.trace import Tracer
@@ -14,13 +17,13 @@ from myelin.errors import MyelinError, RequestError
 from myelin.model.architecture import Hyperparameters
 from myelin.model.facts import ModelFacts
 from myelin.model.tokenizer import Tokenizer
-from myelin.orchestrator.background import all_of
-from myelin.orchestrator.control import NodeControl, fresh
+from myelin.orchestrator.admissions import Admissions
+from myelin.orchestrator.background import all_of, fresh
+from myelin.orchestrator.control import NodeControl
 from myelin.orchestrator.head_edge import Event, HeadEdge
 from myelin.orchestrator.request import RunRequest
 from myelin.planner.run_plan import RunPlan
-from myelin.values import GREEDY, NodeId, SamplingParams
-from myelin.wire.record import RecordFlags
+from myelin.values import GREEDY, Epoch, NodeId, SamplingParams
 from myelin.wire.requests import Finished
 
 
@@ -38,6 +41,7 @@ class StageStatus:
             asked.
         threads: Compute threads.
         load_seconds: What loading took.
+        attempt: Which start of the node it is.
     """
 
     index: int
@@ -53,6 +57,7 @@ class StageStatus:
     peak_resident_bytes: int
     threads: int
     load_seconds: float
+    attempt: int = 1
 
 
 class Pipeline:
@@ -61,8 +66,9 @@ class Pipeline:
     Attributes:
         request, plan, facts, parameters, tokenizer: What runs.
         options: The engine options in effect (the context resolved).
-        stages: As they were when they had loaded.
+        stages: As they were when they had loaded; those of replaced nodes anew.
         bootstrap_seconds: From the request to readiness.
+        recoveries: How often it was mended.
         tracer, trace_parent: For spans of requests, children of the serving phase.
     """
 
@@ -75,9 +81,6 @@ class Pipeline:
         parameters: Hyperparameters,
         tokenizer: Tokenizer,
         options: EngineOptions,
-        stages: tuple[StageStatus, ...],
-        controls: Sequence[NodeControl],
-        edge: HeadEdge,
         tracer: Tracer,
     ) -> None:
         self.request = request
@@ -86,19 +89,31 @@ class Pipeline:
         self.parameters = parameters
         self.tokenizer = tokenizer
         self.options = options
-        self.stages = stages
+        self.stages: tuple[StageStatus, ...] = ()
         self.bootstrap_seconds = 0.0
+        self.recoveries = 0
         self.tracer = tracer
         self.trace_parent = ""
-        self._controls = tuple(controls)
-        self._edge = edge
+        self._controls: tuple[NodeControl, ...] = ()
+        self._admissions = Admissions(options.max_context)
+        self._epoch = Epoch(0)
         self._lost = asyncio.Event()
         self._error: MyelinError | None = None
 
     @property
     def requests(self) -> int:
         """How many sequences were submitted."""
-        return self._edge.submitted
+        return self._admissions.submitted
+
+    @property
+    def epoch(self) -> Epoch:
+        """The epoch that is open, or was last."""
+        return self._epoch
+
+    @property
+    def recovering(self) -> bool:
+        """Whether it is paused until a node is replaced, or its edges are mended."""
+        return self._error is None and self._admissions.paused
 
     @property
     def error(self) -> MyelinError | None:
@@ -133,19 +148,13 @@ class Pipeline:
         return self._generate(tokens, max_tokens, sampling, ignore_end)
 
     async def _generate(
-        self,
-        prompt: tuple[int, ...],
-        max_tokens: int,
-        sampling: SamplingParams,
-        ignore_end: bool,
-        flags: RecordFlags = RecordFlags.NONE,
+        self, prompt: tuple[int, ...], max_tokens: int, sampling: SamplingParams, ignore_end: bool
     ) -> AsyncGenerator[Event, None]:
-        mailbox = self._edge.submit(
+        mailbox = self._admissions.submit(
             prompt,
             max_tokens=min(max_tokens, self.options.max_context),
             sampling=sampling,
             ignore_end=ignore_end,
-            flags=flags,
         )
         try:
             while True:
@@ -154,19 +163,27 @@ class Pipeline:
                 if isinstance(event, Finished):
                     return
         finally:
-            self._edge.forget(mailbox)
+            self._admissions.forget(mailbox)
 
-    async def probe(self) -> None:
-        """Push one token through the whole chain and back.
+    def pause(self) -> None:
+        """Something is lost, and is being mended: requests wait, with what they have."""
+        self._admissions.pause()
 
-        Raises:
-            MyelinError: It did not come through.
-        """
-        start = self.tokenizer.bos_id
-        prompt = (start if start is not None and 0 <= start < self.parameters.vocab_size else 0,)
-        async with aclosing(self._generate(prompt, 1, GREEDY, True, RecordFlags.PROBE)) as events:
-            async for _ in events:
-                pass
+    def strike(self, error: MyelinError) -> None:
+        """An engine died, perhaps of what was under way: a request that was there before ends with ``error``."""
+        self._admissions.strike(error)
+
+    @property
+    def under_way(self) -> int:
+        """How many requests have not ended."""
+        return self._admissions.under_way
+
+    def resume(self, edge: HeadEdge, stages: Sequence[StageStatus], controls: Sequence[NodeControl]) -> None:
+        """A token has come through the chain, by ``edge``: requests go on."""
+        self.stages = tuple(stages)
+        self._controls = tuple(controls)
+        self._epoch = edge.epoch
+        self._admissions.resume(edge)
 
     async def status(self) -> tuple[StageStatus, ...]:
         """The stages as they are now; a node that can't be asked keeps what was known of it, without its memory."""
@@ -178,7 +195,7 @@ class Pipeline:
         """The pipeline is lost: everybody who waits is told at once. The first reason counts."""
         if self._error is None:
             self._error = error
-        self._edge.fail(self._error)
+        self._admissions.fail(self._error)
         self._lost.set()
 
     async def failed(self) -> MyelinError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
 from myelin.engine.contract import EngineOptions
 from myelin.model.source import SourceOptions
@@ -30,6 +30,12 @@ class RunRequest:
         endpoint_mask: Keep only candidate addresses that match this prefix; empty keeps all.
         startup_timeout_s: From the launch of a node to its readiness, without loading.
         load_stall_s: A stage without any progress for this long has failed.
+        max_attempts: How often a node is launched at most until it serves (again).
+        recover: Whether a pipeline that serves is mended when it loses a node or an edge.
+        recover_attempts, recover_window_s: So many rounds of mending within so many seconds, at most.
+        dead_man_s: How long a node outlives its orchestrator, waiting for another one; 0 leaves it its own default.
+        secret: The run's secret, where it is given: nodes of an earlier orchestrator of this run are then adopted. A
+            fresh one otherwise.
         stop_grace_s: How long nodes get to stop by themselves.
         tokenizer_path: A ``tokenizer.json`` to use instead of the model's own.
         log_dir: Where the nodes' output is kept; None keeps it in memory only.
@@ -53,6 +59,12 @@ class RunRequest:
     startup_timeout_s: float = 60.0
     load_stall_s: float = 120.0
     stop_grace_s: float = 5.0
+    max_attempts: int = 3
+    recover: bool = True
+    recover_attempts: int = 8
+    recover_window_s: float = 300.0
+    dead_man_s: float = 0.0
+    secret: SecretStr | None = None
     tokenizer_path: Path | None = None
     log_dir: Path | None = None
     environment: dict[str, str] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from opentelemetry.util.types import AttributeValue
 from myelin.errors import MyelinError
 from myelin.orchestrator.events import Observer, PhaseEvent
 from myelin.telemetry import attributes
-from myelin.telemetry.phases import ROOT_SPAN, Phase
+from myelin.telemetry.phases import RECOVERY, RECOVERY_SPAN, ROOT_SPAN, Phase
 from myelin.telemetry.tracing import Tracing, mark_failed, span, traceparent
 from myelin.values import Attempt, NodeId, RunId
 
@@ -74,6 +74,23 @@ class Story:
             own[attributes.ATTEMPT] = attempt
         with span(self.tracing.tracer, phase.node_span_name, own) as current:
             yield current
+
+    @contextmanager
+    def recovery(self) -> Iterator[Span]:
+        """One recovery around a block, told as a phase of its own: it may come any number of times, or never."""
+        began = time.perf_counter()
+        self._observer.phase(PhaseEvent(RECOVERY, "started"))
+        try:
+            with (
+                trace.use_span(self._root, record_exception=False, set_status_on_exception=False),
+                span(self.tracing.tracer, RECOVERY_SPAN) as current,
+            ):
+                yield current
+        except BaseException as error:
+            detail = error.message if isinstance(error, MyelinError) else type(error).__name__
+            self._observer.phase(PhaseEvent(RECOVERY, "failed", time.perf_counter() - began, detail))
+            raise
+        self._observer.phase(PhaseEvent(RECOVERY, "done", time.perf_counter() - began))
 
     def begin_serving(self) -> Serving:
         """The serving phase, which lasts across the caller's own code and is therefore current nowhere."""

@@ -7,6 +7,10 @@ from enum import StrEnum
 ROOT_SPAN = "myelin.run"
 """The span of a whole run; every phase is its child."""
 
+RECOVERY = "recovery"
+RECOVERY_SPAN = "myelin.recovery"
+"""The span of one recovery, a child of the root span too; what it does to nodes are children as in the bootstrap."""
+
 
 class Phase(StrEnum):
     """A named step of the bootstrap, in the order in which the steps begin."""

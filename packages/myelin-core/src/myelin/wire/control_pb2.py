@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19myelin/wire/control.proto\x12\x11myelin.control.v1\"\xe0\x05\n\x08\x45nvelope\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12)\n\x05hello\x18\n \x01(\x0b\x32\x18.myelin.control.v1.HelloH\x00\x12\x34\n\x0bready_query\x18\x0b \x01(\x0b\x32\x1d.myelin.control.v1.ReadyQueryH\x00\x12\x31\n\tprovision\x18\x0c \x01(\x0b\x32\x1c.myelin.control.v1.ProvisionH\x00\x12\x32\n\nopen_edges\x18\r \x01(\x0b\x32\x1c.myelin.control.v1.OpenEdgesH\x00\x12\x36\n\x0cstatus_query\x18\x0e \x01(\x0b\x32\x1e.myelin.control.v1.StatusQueryH\x00\x12/\n\x08shutdown\x18\x0f \x01(\x0b\x32\x1b.myelin.control.v1.ShutdownH\x00\x12-\n\x07welcome\x18\x1e \x01(\x0b\x32\x1a.myelin.control.v1.WelcomeH\x00\x12\x30\n\tready_ack\x18\x1f \x01(\x0b\x32\x1b.myelin.control.v1.ReadyAckH\x00\x12/\n\x08progress\x18  \x01(\x0b\x32\x1b.myelin.control.v1.ProgressH\x00\x12\x35\n\x0bprovisioned\x18! \x01(\x0b\x32\x1e.myelin.control.v1.ProvisionedH\x00\x12\x32\n\nedges_open\x18\" \x01(\x0b\x32\x1c.myelin.control.v1.EdgesOpenH\x00\x12+\n\x06status\x18# \x01(\x0b\x32\x19.myelin.control.v1.StatusH\x00\x12-\n\x07\x66\x61ilure\x18$ \x01(\x0b\x32\x1a.myelin.control.v1.FailureH\x00\x12-\n\x07goodbye\x18% \x01(\x0b\x32\x1a.myelin.control.v1.GoodbyeH\x00\x42\x06\n\x04\x62ody\"D\n\x05Hello\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0f\n\x07version\x18\x04 \x01(\t\"\xa3\x01\n\x07Welcome\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x12\n\nprocess_id\x18\x05 \x01(\r\x12\x11\n\tcpu_count\x18\x06 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x07 \x01(\x04\x12\x1e\n\x16memory_available_bytes\x18\x08 \x01(\x04\"\x1b\n\nReadyQuery\x12\r\n\x05nonce\x18\x01 \x01(\x04\"*\n\x08ReadyAck\x12\r\n\x05nonce\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x8e\x01\n\rEngineOptions\x12\x0f\n\x07threads\x18\x01 \x01(\r\x12\x13\n\x0bmax_context\x18\x02 \x01(\r\x12\x15\n\rmax_sequences\x18\x03 \x01(\r\x12\x18\n\x10max_batch_tokens\x18\x04 \x01(\r\x12\x10\n\x08kv_dtype\x18\x05 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x04\"\xc1\x02\n\tProvision\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x11\n\tmodel_uri\x18\x02 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x03 \x01(\t\x12\x31\n\x07options\x18\x04 \x01(\x0b\x32 .myelin.control.v1.EngineOptions\x12\x13\n\x0bstage_index\x18\x05 \x01(\r\x12\x13\n\x0bstage_count\x18\x06 \x01(\r\x12\x13\n\x0b\x66irst_layer\x18\x07 \x01(\r\x12\x11\n\tend_layer\x18\x08 \x01(\r\x12\x12\n\nend_tokens\x18\t \x03(\r\x12\x17\n\x0fmodel_cache_dir\x18\n \x01(\t\x12\x12\n\npart_sizes\x18\x0b \x03(\x04\x12\x15\n\rheader_digest\x18\x0c \x01(\x0c\x12\x19\n\x11part_fingerprints\x18\r \x03(\t\x12\r\n\x05\x66\x61\x63ts\x18\x0e \x01(\x0c\"B\n\x08Progress\x12\n\n\x02id\x18\x01 \x01(\x04\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0c\n\x04\x64one\x18\x03 \x01(\x04\x12\r\n\x05total\x18\x04 \x01(\x04\"z\n\x0bProvisioned\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x14\n\x0cweight_bytes\x18\x02 \x01(\x04\x12\x10\n\x08kv_bytes\x18\x03 \x01(\x04\x12\x15\n\rfetched_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12\x0f\n\x07threads\x18\x06 \x01(\r\"F\n\tOpenEdges\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x11\n\tnext_node\x18\x02 \x01(\t\x12\x17\n\x0fnext_candidates\x18\x03 \x03(\t\"\x1a\n\tEdgesOpen\x12\r\n\x05\x65poch\x18\x01 \x01(\r\"\r\n\x0bStatusQuery\"\xa6\x01\n\x06Status\x12\x16\n\x0eresident_bytes\x18\x01 \x01(\x04\x12\x1b\n\x13peak_resident_bytes\x18\x02 \x01(\x04\x12\r\n\x05steps\x18\x03 \x01(\x04\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\x14\n\x0c\x62usy_seconds\x18\x05 \x01(\x01\x12\x19\n\x11sequences_running\x18\x06 \x01(\r\x12\x19\n\x11sequences_waiting\x18\x07 \x01(\r\"G\n\x07\x46\x61ilure\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04hint\x18\x03 \x01(\t\x12\r\n\x05\x66\x61tal\x18\x04 \x01(\x08\"\x1a\n\x08Shutdown\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\t\n\x07Goodbyeb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19myelin/wire/control.proto\x12\x11myelin.control.v1\"\xe0\x05\n\x08\x45nvelope\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12)\n\x05hello\x18\n \x01(\x0b\x32\x18.myelin.control.v1.HelloH\x00\x12\x34\n\x0bready_query\x18\x0b \x01(\x0b\x32\x1d.myelin.control.v1.ReadyQueryH\x00\x12\x31\n\tprovision\x18\x0c \x01(\x0b\x32\x1c.myelin.control.v1.ProvisionH\x00\x12\x32\n\nopen_edges\x18\r \x01(\x0b\x32\x1c.myelin.control.v1.OpenEdgesH\x00\x12\x36\n\x0cstatus_query\x18\x0e \x01(\x0b\x32\x1e.myelin.control.v1.StatusQueryH\x00\x12/\n\x08shutdown\x18\x0f \x01(\x0b\x32\x1b.myelin.control.v1.ShutdownH\x00\x12-\n\x07welcome\x18\x1e \x01(\x0b\x32\x1a.myelin.control.v1.WelcomeH\x00\x12\x30\n\tready_ack\x18\x1f \x01(\x0b\x32\x1b.myelin.control.v1.ReadyAckH\x00\x12/\n\x08progress\x18  \x01(\x0b\x32\x1b.myelin.control.v1.ProgressH\x00\x12\x35\n\x0bprovisioned\x18! \x01(\x0b\x32\x1e.myelin.control.v1.ProvisionedH\x00\x12\x32\n\nedges_open\x18\" \x01(\x0b\x32\x1c.myelin.control.v1.EdgesOpenH\x00\x12+\n\x06status\x18# \x01(\x0b\x32\x19.myelin.control.v1.StatusH\x00\x12-\n\x07\x66\x61ilure\x18$ \x01(\x0b\x32\x1a.myelin.control.v1.FailureH\x00\x12-\n\x07goodbye\x18% \x01(\x0b\x32\x1a.myelin.control.v1.GoodbyeH\x00\x42\x06\n\x04\x62ody\"D\n\x05Hello\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0f\n\x07version\x18\x04 \x01(\t\"\xb2\x01\n\x07Welcome\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x12\n\nprocess_id\x18\x05 \x01(\r\x12\x11\n\tcpu_count\x18\x06 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x07 \x01(\x04\x12\x1e\n\x16memory_available_bytes\x18\x08 \x01(\x04\x12\r\n\x05\x65poch\x18\t \x01(\r\"\x1b\n\nReadyQuery\x12\r\n\x05nonce\x18\x01 \x01(\x04\"*\n\x08ReadyAck\x12\r\n\x05nonce\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x8e\x01\n\rEngineOptions\x12\x0f\n\x07threads\x18\x01 \x01(\r\x12\x13\n\x0bmax_context\x18\x02 \x01(\r\x12\x15\n\rmax_sequences\x18\x03 \x01(\r\x12\x18\n\x10max_batch_tokens\x18\x04 \x01(\r\x12\x10\n\x08kv_dtype\x18\x05 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x04\"\xc1\x02\n\tProvision\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x11\n\tmodel_uri\x18\x02 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x03 \x01(\t\x12\x31\n\x07options\x18\x04 \x01(\x0b\x32 .myelin.control.v1.EngineOptions\x12\x13\n\x0bstage_index\x18\x05 \x01(\r\x12\x13\n\x0bstage_count\x18\x06 \x01(\r\x12\x13\n\x0b\x66irst_layer\x18\x07 \x01(\r\x12\x11\n\tend_layer\x18\x08 \x01(\r\x12\x12\n\nend_tokens\x18\t \x03(\r\x12\x17\n\x0fmodel_cache_dir\x18\n \x01(\t\x12\x12\n\npart_sizes\x18\x0b \x03(\x04\x12\x15\n\rheader_digest\x18\x0c \x01(\x0c\x12\x19\n\x11part_fingerprints\x18\r \x03(\t\x12\r\n\x05\x66\x61\x63ts\x18\x0e \x01(\x0c\"B\n\x08Progress\x12\n\n\x02id\x18\x01 \x01(\x04\x12\r\n\x05phase\x18\x02 \x01(\t\x12\x0c\n\x04\x64one\x18\x03 \x01(\x04\x12\r\n\x05total\x18\x04 \x01(\x04\"z\n\x0bProvisioned\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x14\n\x0cweight_bytes\x18\x02 \x01(\x04\x12\x10\n\x08kv_bytes\x18\x03 \x01(\x04\x12\x15\n\rfetched_bytes\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12\x0f\n\x07threads\x18\x06 \x01(\r\"F\n\tOpenEdges\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x11\n\tnext_node\x18\x02 \x01(\t\x12\x17\n\x0fnext_candidates\x18\x03 \x03(\t\"\x1a\n\tEdgesOpen\x12\r\n\x05\x65poch\x18\x01 \x01(\r\"\r\n\x0bStatusQuery\"\xa6\x01\n\x06Status\x12\x16\n\x0eresident_bytes\x18\x01 \x01(\x04\x12\x1b\n\x13peak_resident_bytes\x18\x02 \x01(\x04\x12\r\n\x05steps\x18\x03 \x01(\x04\x12\x0c\n\x04rows\x18\x04 \x01(\x04\x12\x14\n\x0c\x62usy_seconds\x18\x05 \x01(\x01\x12\x19\n\x11sequences_running\x18\x06 \x01(\r\x12\x19\n\x11sequences_waiting\x18\x07 \x01(\r\"V\n\x07\x46\x61ilure\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0c\n\x04hint\x18\x03 \x01(\t\x12\r\n\x05\x66\x61tal\x18\x04 \x01(\x08\x12\r\n\x05\x65poch\x18\x05 \x01(\r\"\x1a\n\x08Shutdown\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\t\n\x07Goodbyeb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,31 +36,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELLO']._serialized_start=787
   _globals['_HELLO']._serialized_end=855
   _globals['_WELCOME']._serialized_start=858
-  _globals['_WELCOME']._serialized_end=1021
-  _globals['_READYQUERY']._serialized_start=1023
-  _globals['_READYQUERY']._serialized_end=1050
-  _globals['_READYACK']._serialized_start=1052
-  _globals['_READYACK']._serialized_end=1094
-  _globals['_ENGINEOPTIONS']._serialized_start=1097
-  _globals['_ENGINEOPTIONS']._serialized_end=1239
-  _globals['_PROVISION']._serialized_start=1242
-  _globals['_PROVISION']._serialized_end=1563
-  _globals['_PROGRESS']._serialized_start=1565
-  _globals['_PROGRESS']._serialized_end=1631
-  _globals['_PROVISIONED']._serialized_start=1633
-  _globals['_PROVISIONED']._serialized_end=1755
-  _globals['_OPENEDGES']._serialized_start=1757
-  _globals['_OPENEDGES']._serialized_end=1827
-  _globals['_EDGESOPEN']._serialized_start=1829
-  _globals['_EDGESOPEN']._serialized_end=1855
-  _globals['_STATUSQUERY']._serialized_start=1857
-  _globals['_STATUSQUERY']._serialized_end=1870
-  _globals['_STATUS']._serialized_start=1873
-  _globals['_STATUS']._serialized_end=2039
-  _globals['_FAILURE']._serialized_start=2041
-  _globals['_FAILURE']._serialized_end=2112
-  _globals['_SHUTDOWN']._serialized_start=2114
-  _globals['_SHUTDOWN']._serialized_end=2140
-  _globals['_GOODBYE']._serialized_start=2142
-  _globals['_GOODBYE']._serialized_end=2151
+  _globals['_WELCOME']._serialized_end=1036
+  _globals['_READYQUERY']._serialized_start=1038
+  _globals['_READYQUERY']._serialized_end=1065
+  _globals['_READYACK']._serialized_start=1067
+  _globals['_READYACK']._serialized_end=1109
+  _globals['_ENGINEOPTIONS']._serialized_start=1112
+  _globals['_ENGINEOPTIONS']._serialized_end=1254
+  _globals['_PROVISION']._serialized_start=1257
+  _globals['_PROVISION']._serialized_end=1578
+  _globals['_PROGRESS']._serialized_start=1580
+  _globals['_PROGRESS']._serialized_end=1646
+  _globals['_PROVISIONED']._serialized_start=1648
+  _globals['_PROVISIONED']._serialized_end=1770
+  _globals['_OPENEDGES']._serialized_start=1772
+  _globals['_OPENEDGES']._serialized_end=1842
+  _globals['_EDGESOPEN']._serialized_start=1844
+  _globals['_EDGESOPEN']._serialized_end=1870
+  _globals['_STATUSQUERY']._serialized_start=1872
+  _globals['_STATUSQUERY']._serialized_end=1885
+  _globals['_STATUS']._serialized_start=1888
+  _globals['_STATUS']._serialized_end=2054
+  _globals['_FAILURE']._serialized_start=2056
+  _globals['_FAILURE']._serialized_end=2142
+  _globals['_SHUTDOWN']._serialized_start=2144
+  _globals['_SHUTDOWN']._serialized_end=2170
+  _globals['_GOODBYE']._serialized_start=2172
+  _globals['_GOODBYE']._serialized_end=2181
 # @@protoc_insertion_point(module_scope)

@@ -53,7 +53,7 @@ class Hello(_message.Message):
     def __init__(self, run: _Optional[str] = ..., node: _Optional[str] = ..., attempt: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("run", "node", "attempt", "version", "process_id", "cpu_count", "memory_bytes", "memory_available_bytes")
+    __slots__ = ("run", "node", "attempt", "version", "process_id", "cpu_count", "memory_bytes", "memory_available_bytes", "epoch")
     RUN_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class Welcome(_message.Message):
     CPU_COUNT_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     run: str
     node: str
     attempt: int
@@ -70,7 +71,8 @@ class Welcome(_message.Message):
     cpu_count: int
     memory_bytes: int
     memory_available_bytes: int
-    def __init__(self, run: _Optional[str] = ..., node: _Optional[str] = ..., attempt: _Optional[int] = ..., version: _Optional[str] = ..., process_id: _Optional[int] = ..., cpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ...) -> None: ...
+    epoch: int
+    def __init__(self, run: _Optional[str] = ..., node: _Optional[str] = ..., attempt: _Optional[int] = ..., version: _Optional[str] = ..., process_id: _Optional[int] = ..., cpu_count: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class ReadyQuery(_message.Message):
     __slots__ = ("nonce",)
@@ -201,16 +203,18 @@ class Status(_message.Message):
     def __init__(self, resident_bytes: _Optional[int] = ..., peak_resident_bytes: _Optional[int] = ..., steps: _Optional[int] = ..., rows: _Optional[int] = ..., busy_seconds: _Optional[float] = ..., sequences_running: _Optional[int] = ..., sequences_waiting: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("reason", "message", "hint", "fatal")
+    __slots__ = ("reason", "message", "hint", "fatal", "epoch")
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     HINT_FIELD_NUMBER: _ClassVar[int]
     FATAL_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     reason: str
     message: str
     hint: str
     fatal: bool
-    def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ..., hint: _Optional[str] = ..., fatal: _Optional[bool] = ...) -> None: ...
+    epoch: int
+    def __init__(self, reason: _Optional[str] = ..., message: _Optional[str] = ..., hint: _Optional[str] = ..., fatal: _Optional[bool] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Shutdown(_message.Message):
     __slots__ = ("reason",)

@@ -72,12 +72,24 @@ Loader = Callable[[StageRequest, StagePlugins, Mapping[str, str], EngineProgress
 class _Loading:
     """One provision: what is being loaded, how far it is, and how it ended."""
 
-    def __init__(self, identifier: int) -> None:
+    def __init__(self, identifier: int, content: bytes) -> None:
         self.id = identifier
+        self.content = content
         self.phase = "open"
         self.done = 0
         self.total = 0
         self.answer: Envelope | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is under way, or has ended well."""
+        return self.answer is None or self.answer.WhichOneof("body") == "provisioned"
+
+    def ask(self, identifier: int) -> None:
+        """The same content was asked for, perhaps by another number: answers bear that one from now on."""
+        self.id = identifier
+        if self.answer is not None and self.ok:
+            self.answer.provisioned.id = identifier
 
     def progress(self) -> Envelope:
         """How far it is."""
@@ -135,6 +147,8 @@ class Agent:
         self._stage: Stage | None = None
         self._head: Head | None = None
         self._opening = asyncio.Lock()
+        self._upstream_attempt = 0
+        self._opening_edges: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
 
     async def run(self, on_listening: Callable[[Endpoint], None]) -> int:
@@ -180,6 +194,11 @@ class Agent:
             self._log.info("stopping", reason=reason)
             self._stopping.set()
 
+    @property
+    def _epoch(self) -> Epoch | None:
+        """The newest epoch that was opened here."""
+        return None if self._stage is None else self._stage.epoch
+
     # The control stream.
 
     async def _serve_control(self, stream: MessageStream) -> None:
@@ -207,7 +226,7 @@ class Agent:
         if previous is not None:
             self._log.warning("another control stream replaces the first")
             previous.close()
-        link.tell(welcome(self._identity))
+        link.tell(welcome(self._identity, self._epoch))
         try:
             await link.serve(lambda message: self._on_control(link, message))
         except WireError as error:
@@ -246,13 +265,17 @@ class Agent:
             case "provision":
                 self._provision(link, envelope.provision, envelope.traceparent)
             case "open_edges":
-                self._background_task(self._open_edges(envelope.open_edges, envelope.traceparent))
+                if (
+                    self._opening_edges is not None
+                ):  # an epoch that nobody waits for any more, perhaps at a dead neighbour
+                    self._opening_edges.cancel()
+                self._opening_edges = self._background_task(self._open_edges(envelope.open_edges, envelope.traceparent))
             case "status_query":
                 link.tell(Envelope(status=self._status()))
             case "shutdown":
                 self.stop(envelope.shutdown.reason or "shutdown")
             case "hello":
-                link.tell(welcome(self._identity))
+                link.tell(welcome(self._identity, self._epoch))
             case other:
                 link.tell(failure(WireError(f"a node has no use for {other}", reason="unexpected-message")))
 
@@ -298,11 +321,13 @@ class Agent:
 
     def _provision(self, link: ControlLink, message: Provision, traceparent: str) -> None:
         """Begin to load, or answer again what is known of it already."""
-        loading = self._loading
-        if loading is not None and loading.id == message.id:
+        loading, content = self._loading, _content(message)
+        if loading is not None and loading.content == content and (loading.id == message.id or loading.ok):
+            # Asked again; by another orchestrator, perhaps, which then need not wait for what is loaded already.
+            loading.ask(message.id)
             link.tell(loading.answer or loading.progress())
             return
-        if self._loaded is not None or (loading is not None and loading.answer is None):
+        if self._loaded is not None or (loading is not None and (loading.answer is None or loading.id == message.id)):
             error = NodeError(
                 f"provision {message.id} came to a node that has provision {loading.id if loading else 0} at work",
                 "start another node for another stage",
@@ -310,7 +335,7 @@ class Agent:
             )
             link.tell(failure(error))
             return
-        self._loading = _Loading(message.id)
+        self._loading = _Loading(message.id, content)
         link.tell(self._loading.progress())
         self._background_task(self._load(self._loading, message, traceparent))
 
@@ -426,7 +451,7 @@ class Agent:
                     await self._open_epoch(epoch, message)
             except MyelinError as error:
                 self._log.error("the edges can't be opened", epoch=message.epoch, reason=error.message)
-                self._tell(failure(error, fatal=self._stage is not None and self._stage.dead))
+                self._tell(failure(error, fatal=self._stage is not None and self._stage.dead, epoch=message.epoch))
             else:
                 self._log.info("edges open", epoch=message.epoch)
                 self._tell(Envelope(edges_open=EdgesOpen(epoch=message.epoch)))
@@ -494,6 +519,11 @@ class Agent:
         if stage is None:
             self._log.warning("an edge came before a stage was loaded", peer=str(peer))
             return
+        if stream.peer.attempt < self._upstream_attempt:
+            # It was believed dead, has been replaced, and woke up: the one in its place must not lose its edge to it.
+            self._log.warning("an edge of a former attempt was refused", peer=str(peer), attempt=stream.peer.attempt)
+            return
+        self._upstream_attempt = stream.peer.attempt
         before = stage.attach_upstream(link)
         if before is not None:
             before.close()
@@ -510,25 +540,26 @@ class Agent:
             stage.fail(broken)
 
     def _on_fault(self, error: MyelinError, own: bool) -> None:
-        """The pipeline can't go on in this epoch."""
+        """The pipeline can't go on in this epoch. What then is the orchestrator's to say; what is loaded stays."""
         fatal = self._stage is not None and self._stage.dead
         cause = error.__cause__ or error if isinstance(error, EngineError) else None
         self._log.error("the pipeline failed", error=cause, reason=error.reason, message=error.message, own=own)
         if self._head is not None:
             self._head.fail(error)
         if own:
-            self._tell(failure(error, fatal=fatal))
+            self._tell(failure(error, fatal=fatal, epoch=self._epoch or 0))
 
     # Ending.
 
-    def _background_task(self, work: Coroutine[None, None, None]) -> None:
+    def _background_task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None] | None:
         """Run ``work`` until it is done or the agent ends; what it raises is a fault of ours and ends the agent."""
         if self._tasks is None or self._stopping.is_set():
             work.close()
-            return
+            return None
         task = self._tasks.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
     async def _close_engine(self) -> None:
         """Free the engine on its own thread; one that is busy for long is left behind: its thread is a daemon."""
@@ -544,6 +575,14 @@ class Agent:
             except Exception as error:
                 self._log.error("the engine did not close", error=error)
         thread.stop()
+
+
+def _content(message: Provision) -> bytes:
+    """What a provision asks for, whatever its number; equal for equal content within one version of the library."""
+    content = Provision()
+    content.CopyFrom(message)
+    content.id = 0
+    return content.SerializeToString(deterministic=True)
 
 
 def _default_cache() -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from myelin import __version__
 from myelin.errors import MyelinError
 from myelin.transport.contract import ORCHESTRATOR, PeerIdentity
+from myelin.values import Epoch
 from myelin.wire.codec import encode
 from myelin.wire.control_pb2 import Envelope, Failure, Hello, Welcome
 from myelin.worker.link import MessageLink
@@ -34,8 +35,8 @@ def refusal(hello: Hello, ours: PeerIdentity, peer: PeerIdentity) -> str:
     return ""
 
 
-def welcome(ours: PeerIdentity) -> Envelope:
-    """The answer to a right Hello: who this is, and on what machine."""
+def welcome(ours: PeerIdentity, epoch: Epoch | None = None) -> Envelope:
+    """The answer to a right Hello: who this is, on what machine, and the newest epoch that was opened here."""
     total, available = machine_memory()
     return Envelope(
         welcome=Welcome(
@@ -47,15 +48,21 @@ def welcome(ours: PeerIdentity) -> Envelope:
             cpu_count=os.cpu_count() or 1,
             memory_bytes=total,
             memory_available_bytes=available,
+            epoch=epoch or 0,
         )
     )
 
 
-def failure(error: BaseException, *, fatal: bool = False) -> Envelope:
-    """What the orchestrator is told of an error."""
+def failure(error: BaseException, *, fatal: bool = False, epoch: int = 0) -> Envelope:
+    """What the orchestrator is told of an error.
+
+    Args:
+        fatal: The node can't go on.
+        epoch: The epoch that can't go on, or be opened; 0 where the error isn't one of an epoch.
+    """
     if isinstance(error, MyelinError):
         return Envelope(
-            failure=Failure(reason=error.reason, message=error.message, hint=error.hint, fatal=fatal),
+            failure=Failure(reason=error.reason, message=error.message, hint=error.hint, fatal=fatal, epoch=epoch),
         )
     return Envelope(
         failure=Failure(
@@ -63,6 +70,7 @@ def failure(error: BaseException, *, fatal: bool = False) -> Envelope:
             message=f"{type(error).__name__}: {error}",
             hint="--log-level debug shows what the node wrote",
             fatal=fatal,
+            epoch=epoch,
         )
     )
 
