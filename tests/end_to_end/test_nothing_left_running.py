@@ -35,7 +35,8 @@ def test_kill_9_on_the_orchestrator(myelin, delay):
 
 
 def test_a_stopped_node_is_noticed_and_cleaned_up(myelin):
-    process = myelin.start("serve", "-N", "2", "--model", SMOLLM2, "--rpc-bind", "127.0.0.1:0", "--max-context", "512")
+    words = ("--rpc-bind", "127.0.0.1:0", "--max-context", "512", "--set", "runtime.recover=false")
+    process = myelin.start("serve", "-N", "2", "--model", SMOLLM2, *words)
     wait_for_rpc(process)
     node = myelin.wait_for_nodes(2)[1]
     node.send_signal(signal.SIGSTOP)
@@ -46,7 +47,8 @@ def test_a_stopped_node_is_noticed_and_cleaned_up(myelin):
 
 def test_a_killed_node_ends_the_run_with_its_name(myelin):
     process = myelin.start(
-        "prompt", "-N", "2", "--model", SMOLLM2, "--max-tokens", "2000", "--max-context", "4096", "Count to a thousand."
+        *("prompt", "-N", "2", "--model", SMOLLM2, "--max-tokens", "2000", "--max-context", "4096"),
+        *("--set", "runtime.recover=false", "Count to a thousand."),
     )
     nodes = myelin.wait_for_nodes(2)
     assert process.stdout is not None

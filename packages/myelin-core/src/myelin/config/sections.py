@@ -91,6 +91,12 @@ class RuntimeSection(Section):
     startup_timeout_s: float = Field(60.0, gt=0, description="seconds from a node's launch until it must be ready")
     load_stall_s: float = Field(120.0, gt=0, description="seconds without progress until a loading node has failed")
     stop_grace_s: float = Field(5.0, ge=0, description="seconds that nodes get to stop by themselves")
+    recover: bool = Field(True, description="whether a lost node is replaced while requests wait, or ends the run")
+    recover_attempts: int = Field(8, ge=0, le=10_000, description="rounds of mending within the window, at most")
+    recover_window_s: float = Field(300.0, gt=0, description="the window for runtime.recover_attempts, in seconds")
+    dead_man_s: float = Field(
+        0.0, ge=0, description="seconds that a node waits for another orchestrator when its own is gone; 0 is 30"
+    )
     log_dir: OptionalPath = Field(None, description="folder where the nodes' output is kept; nowhere if empty")
     disabled_plugins: tuple[str, ...] = Field(
         (), description="plugins or distributions to leave alone, such as docker or providers:docker"
@@ -104,6 +110,9 @@ class ProviderSection(Section):
         "process",
         description="the provider that starts nodes",
         json_schema_extra=names("MYELIN_NODE_PROVIDER", flag="--provider"),
+    )
+    max_attempts: int = Field(
+        3, ge=1, le=100, description="how often a node is started until it serves, on another offer where there is one"
     )
 
 
