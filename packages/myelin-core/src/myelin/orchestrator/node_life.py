@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 LOSS_NEWS_S = 1.0
 """How long after the break of a stream its reason may become known."""
-REDIAL_S = 1.0
+REDIAL_S = 2.0
 """How long a node whose control stream broke has to answer a new one."""
 CLOSE_TIMEOUT_S = 2.0
 
