@@ -25,8 +25,8 @@ from myelin.cli.output import human_bytes, table
 from myelin.cli.running import Interrupted, run_to_end
 from myelin.config.environment import every_name
 from myelin.config.sections import CORE_SECTIONS
-from myelin.orchestrator.events import PhaseEvent, ProgressEvent
-from myelin.values import NodeId
+from myelin.orchestrator.events import NodeEvent, NodeState, PhaseEvent, ProgressEvent
+from myelin.values import Attempt, NodeId
 
 Myelin = Callable[..., tuple[int, str, str]]
 
@@ -235,6 +235,30 @@ def test_each_stage_and_phase_has_its_own_lines() -> None:
 
 def test_what_is_fetched_before_there_are_stages_is_the_models() -> None:
     assert show((0.0, progress(1, 2, stage=-1, phase="fetch"))) == ["model: fetching 1 B of 2 B"]
+
+
+@pytest.mark.parametrize("bars", [False, True])
+def test_a_lost_node_and_the_one_in_its_place_are_a_line_each(bars: bool) -> None:
+    lines: list[str] = []
+    display = Display(bars=bars, write=lines.append)
+
+    def node(attempt: int, state: NodeState, detail: str = "", seconds: float = 0.0) -> None:
+        display.node(NodeEvent(NodeId("stage-1"), 1, Attempt(attempt), state, detail, seconds))
+
+    node(1, NodeState.STARTING, "here")
+    display.phase(PhaseEvent("serving", "started"))
+    node(1, NodeState.SERVING)
+    node(1, NodeState.LOST, "was killed")
+    node(2, NodeState.STARTING, "there")
+    display.progress(progress(1, 2, stage=1))
+    node(2, NodeState.SERVING)
+    node(2, NodeState.REPLACED, seconds=2.14)
+    node(2, NodeState.LOST, "was killed again, and is given up")
+    assert [line for line in lines if line] == [
+        "stage-1 was lost (was killed); starting another",
+        "stage-1 is back after 2.1 s",
+    ]
+    assert (lines[0] == "") == bars  # off the line that an answer is written on
 
 
 def test_bars_are_drawn_on_a_terminal_and_taken_away(capsys: pytest.CaptureFixture[str]) -> None:

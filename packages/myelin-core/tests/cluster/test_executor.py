@@ -182,6 +182,51 @@ async def test_watching_skips_listings_that_cannot_be_read(provider: FakeProvide
         await asyncio.gather(watching, return_exceptions=True)
 
 
+async def test_a_lost_node_is_given_back_and_another_offer_is_taken(provider: FakeProvider, executor: Executor) -> None:
+    lost = await executor.launch(spec())
+    lease = await executor.replace(spec(), lost, "it was killed")
+    assert (lost.offer, lease.offer, lease.key.attempt) == ("a", "b", 2)
+    assert list(provider.table) == [lease.id]
+    provider.offered = provider.offered[:1]
+    assert (await executor.replace(spec(), lease, "again")).offer == "a"
+
+
+async def test_a_node_that_cannot_be_given_back_does_not_hold_its_replacement(
+    provider: FakeProvider, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("myelin.cluster.executor.RELEASE_HEAD_START_S", 0.05)
+    lost = await executor.launch(spec())
+    provider.release_failures = [ProviderError("not now")]
+    await executor.replace(spec(), lost, "it was stopped")
+    assert len(provider.table) == 2
+    release = provider.release
+
+    async def stuck(lease: LeaseId) -> None:
+        await asyncio.sleep(30)
+
+    provider.release = stuck  # type: ignore[method-assign]
+    lease = await executor.replace(spec(), lost, "it is stuck")
+    assert lease.key.attempt == 3
+    provider.release = release  # type: ignore[method-assign]
+    await executor.release_all()
+    assert provider.table == {}
+    await executor.close()
+
+
+async def test_what_an_earlier_orchestrator_left_is_adopted(provider: FakeProvider) -> None:
+    earlier = Executor(provider, "fake", QUICK)
+    old, new = await earlier.launch(spec()), await earlier.launch(spec())
+    executor = Executor(provider, "fake", QUICK)
+    assert await executor.adopt(spec()) == new
+    assert await executor.adopt(spec("stage-1")) is None
+    for lease in (old, new):
+        provider.table[lease.id] = Lease(lease.id, lease.key, LeaseState.EXITED)
+    assert await executor.adopt(spec()) is None
+    assert (await executor.launch(spec())).key.attempt == 3
+    await executor.release_all()
+    assert provider.table == {}
+
+
 async def test_a_lease_can_be_looked_up(provider: FakeProvider, executor: Executor) -> None:
     lease = await executor.launch(spec())
     assert await executor.lease(lease.id) == lease

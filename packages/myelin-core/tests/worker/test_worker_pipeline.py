@@ -19,6 +19,7 @@ from myelin.engine.contract import LoadReport, Progress, Sample, Segment, StageB
 from myelin.errors import EngineError, ModelError, StreamClosed, TransportError
 from myelin.model.shard import StageSlice
 from myelin.telemetry.tracing import Tracing, configure_tracing
+from myelin.transport import memory
 from myelin.transport.contract import (
     CONTROL_PROTOCOL,
     EDGE_PROTOCOL,
@@ -517,7 +518,7 @@ async def test_a_lost_node_is_told_to_the_orchestrator() -> None:
         fault = await asyncio.wait_for(cluster.faults.get(), 5)
         assert fault.reason == "edge-closed"
         told = await cluster.nodes[0].hear("failure")
-        assert (told.reason, told.fatal) == ("edge-closed", False)
+        assert (told.reason, told.fatal, told.epoch) == ("edge-closed", False, 1)
         assert "stage-1" in told.message
 
 
@@ -537,6 +538,75 @@ async def test_a_new_epoch_begins_empty(cuts: tuple[int, ...]) -> None:
         assert cluster.inboxes[10].empty()
         assert all(10 not in engine.seen for engine in cluster.engines)
         assert cluster.faults.empty()
+
+
+async def test_a_newer_epoch_does_not_wait_for_an_older_one_at_a_dead_neighbour() -> None:
+    """The neighbour takes the connection and says nothing, as a stopped process does."""
+    async with pipeline(3) as cluster:
+        first, taken = cluster.nodes[0], asyncio.Event()
+
+        class Silent:
+            """A listener whose handshake never ends."""
+
+            def open(self, protocol: str, options: TransportOptions) -> Any:
+                taken.set()
+                return SilentStream()
+
+        class SilentStream:
+            def identify(self, peer: PeerIdentity) -> None:
+                raise AssertionError("nobody is there")
+
+            async def send(self, message: Any) -> None:
+                await asyncio.Event().wait()
+
+            async def receive(self) -> bytes:
+                await asyncio.Event().wait()
+                raise AssertionError
+
+            async def abort(self, why: str) -> None:
+                pass
+
+            async def close(self) -> None:
+                pass
+
+        memory._listeners["memory:silent"] = Silent()  # type: ignore[assignment]
+        try:
+            await first.tell(
+                open_edges=control.OpenEdges(epoch=2, next_node="stage-1", next_candidates=["memory:silent"])
+            )
+            await asyncio.wait_for(taken.wait(), 5)
+            await asyncio.wait_for(cluster.open(3), 2)
+        finally:
+            del memory._listeners["memory:silent"]
+        await cluster.submit(Submit(SequenceId(1), (1, 2), 5))
+        assert (await cluster.rest(1))[0] == expected_tokens((1, 2), 5)
+
+
+async def test_a_former_attempt_that_wakes_up_takes_no_edge_from_the_one_in_its_place() -> None:
+    async with pipeline(3) as cluster:
+        second = cluster.nodes[1]
+
+        async def dial_as(attempt: int) -> MessageStream:
+            identity = PeerIdentity(RUN, NodeId("stage-0"), Attempt(attempt))
+            transport = MemoryTransport(TransportOptions(identity, SECRET))
+            return await transport.connect(await second.endpoint, EDGE_PROTOCOL, expect=second.name)
+
+        newer = await dial_as(2)
+        zombie = await dial_as(1)
+        with pytest.raises(StreamClosed):
+            await asyncio.wait_for(zombie.receive(), 2)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(newer.receive(), 0.1)
+        await newer.close()
+
+
+async def test_who_dials_anew_hears_which_epoch_is_open() -> None:
+    async with pipeline(3) as cluster:
+        await cluster.open(5)
+        for node in cluster.nodes:
+            node.control = await cluster.transport.connect(await node.endpoint, CONTROL_PROTOCOL, expect=node.name)
+            await node.tell(hello=control.Hello(run=RUN, node=node.name, attempt=1, version="0"))
+            assert (await node.hear("welcome")).epoch == 5
 
 
 async def test_an_epoch_may_be_opened_twice_but_not_backwards() -> None:

@@ -60,6 +60,7 @@ class Display:
         self._tasks: dict[int, TaskID] = {}
         self._told: dict[tuple[int, str], _Told] = {}
         self._lost: dict[str, str] = {}
+        self._serving = False
 
     def __enter__(self) -> Display:
         return self
@@ -87,6 +88,8 @@ class Display:
         """A phase began or ended."""
         if event.phase == "stage_provision" and event.state != "started":
             self.quiet()
+        if event.phase == "serving":
+            self._serving = event.state == "started"
         if not self._phases:
             return
         took = f" ({event.seconds:.2f} s)" if event.state != "started" else ""
@@ -98,13 +101,16 @@ class Display:
         if event.state is NodeState.LOST:
             self._lost[event.node] = event.detail
         elif event.state is NodeState.STARTING and event.node in self._lost:
+            if self._serving and self._bars:
+                self._write("")  # an answer may have been in the middle of a line of the terminal
             self.line(f"{event.node} was lost ({self._lost.pop(event.node)}); starting another")
         elif event.state is NodeState.REPLACED:
-            self.quiet()
             self.line(f"{event.node} is back after {event.seconds:.1f} s")
 
     def progress(self, event: ProgressEvent) -> None:
-        """A node got further with its stage."""
+        """A node got further with its stage. While answers come, only that it is back is shown."""
+        if self._serving:
+            return
         if self._bars:
             self._draw(event)
         else:

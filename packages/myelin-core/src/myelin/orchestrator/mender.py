@@ -13,7 +13,7 @@ from myelin.orchestrator.head_edge import HeadEdge
 from myelin.orchestrator.node_life import NodeLife
 from myelin.orchestrator.nodes import NodeAttempt
 from myelin.orchestrator.pipeline import Pipeline
-from myelin.orchestrator.recovery import Budget, History, only_tells_of_a_break
+from myelin.orchestrator.recovery import Budget, History, cause, only_tells_of_a_break
 from myelin.orchestrator.request import RunRequest
 from myelin.orchestrator.story import Story
 from myelin.orchestrator.watch import NodeWatch, Trouble
@@ -62,11 +62,10 @@ class Mender:
         """Mend until cancelled, or until that can't be done: the pipeline fails then."""
         while True:
             error = await self._trouble.wait()
-            if not self._recover:
-                self._pipeline.fail(fresh(await self._explained(error)))
-                return
-            if not self._allowed():
-                self._pipeline.fail(_too_often(await self._explained(error), self._budget))
+            if not self._recover or not self._allowed():
+                why = await self._explained(error)
+                self._tell_losses()
+                self._pipeline.fail(_too_often(why, self._budget) if self._recover else fresh(why))
                 return
             try:
                 await self._mend(error)
@@ -135,6 +134,11 @@ class Mender:
         """A node's loss explains more than what it broke."""
         losses = (node.attempt.error for node in self._chain.nodes if node.attempt is not None)
         return next((loss for loss in losses if loss is not None), error)
+
+    def _tell_losses(self) -> None:
+        for attempt in self._attempts():
+            if attempt.error is not None:
+                self._life.tell(attempt, NodeState.LOST, cause(attempt.error, attempt.lease.key.node))
 
     def _strike(self) -> None:
         """Where an engine died, it may have been of a request."""

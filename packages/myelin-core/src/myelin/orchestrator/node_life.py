@@ -143,10 +143,10 @@ class NodeLife:
             what = remedy(
                 error.reason, reached=True, redialled=True, tries=node.tries, limit=self._request.max_attempts
             )
-        if what is Remedy.GIVE_UP:
-            raise _given_up(error, node)
         attempt.lose(error)
         self.tell(attempt, NodeState.LOST, cause(error, node.spec.node))
+        if what is Remedy.GIVE_UP:
+            raise _given_up(error, node)
         self._let_go(attempt)
         node.former, node.attempt = attempt, None
 
