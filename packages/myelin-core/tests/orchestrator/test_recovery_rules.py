@@ -265,6 +265,7 @@ def test_which_errors_are_worth_another_round() -> None:
     [
         ("stage-1 ended while it served (killed)", "ended while it served (killed)"),
         ("stage-1: a wire came loose", "a wire came loose"),
+        ("stage-1 was lost: it doesn't answer any more", "it doesn't answer any more"),
         ("stage-10 was lost", "stage-10 was lost"),
     ],
 )

@@ -420,7 +420,7 @@ class _Run:
         """Close our streams, all at once. Bounded: nothing of it matters to anybody else. Twice is fine."""
         closing = [attempt.control.close() for attempt in self.attempts if attempt.control is not None]
         if self.pipeline is not None:
-            self.pipeline.fail(NodeError("the run is over", reason="run-over"))
+            self.pipeline.close(NodeError("the run is over", reason="run-over"))
         if self.edges is not None:
             closing.append(self.edges.close())
         await within(CLOSE_TIMEOUT_S, asyncio.gather(*closing, return_exceptions=True))

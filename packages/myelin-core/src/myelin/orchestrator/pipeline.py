@@ -198,6 +198,10 @@ class Pipeline:
         self._admissions.fail(self._error)
         self._lost.set()
 
+    def close(self, error: MyelinError) -> None:
+        """The run ends in good order: whoever still waits is told ``error``."""
+        self._admissions.fail(error)
+
     async def failed(self) -> MyelinError:
         """Return once the pipeline is lost, with the reason."""
         await self._lost.wait()

@@ -138,7 +138,7 @@ def admission(order: Order, sent: Sequence[int], max_context: int) -> Submit | F
 def cause(error: MyelinError, node: str) -> str:
     """What an error says, without the node's name in front."""
     text = error.message
-    for prefix in (f"{node}: ", f"{node} "):
+    for prefix in (f"{node} was lost: ", f"{node}: ", f"{node} "):
         if text.startswith(prefix):
             return text[len(prefix) :]
     return text

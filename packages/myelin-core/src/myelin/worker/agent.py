@@ -542,8 +542,11 @@ class Agent:
     def _on_fault(self, error: MyelinError, own: bool) -> None:
         """The pipeline can't go on in this epoch. What then is the orchestrator's to say; what is loaded stays."""
         fatal = self._stage is not None and self._stage.dead
-        cause = error.__cause__ or error if isinstance(error, EngineError) else None
-        self._log.error("the pipeline failed", error=cause, reason=error.reason, message=error.message, own=own)
+        if fatal:
+            cause = error.__cause__ or error if isinstance(error, EngineError) else None
+            self._log.error("the pipeline failed", error=cause, reason=error.reason, message=error.message, own=own)
+        else:  # an epoch is over, and this node is well: should it end one day, these aren't its last words
+            self._log.warning("the epoch has failed", reason=error.reason, message=error.message, own=own)
         if self._head is not None:
             self._head.fail(error)
         if own:
@@ -556,7 +559,11 @@ class Agent:
         if self._tasks is None or self._stopping.is_set():
             work.close()
             return None
-        task = self._tasks.create_task(work)
+        try:
+            task = self._tasks.create_task(work)
+        except RuntimeError:  # the agent was cancelled, and its group is over
+            work.close()
+            return None
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
