@@ -42,6 +42,8 @@ from myelin.planner.pipeline import plan_pipeline
 from myelin.planner.run_plan import EdgeKind, EdgePlan, NodeCapacity, PlanRequest, RunPlan, StagePlan
 from myelin.plugins.markers import hookimpl
 from myelin.plugins.specs import ConfigSection, TelemetryContext
+from myelin.telemetry.signals import Signal
+from myelin.telemetry.sink import SinkCheck, TelemetrySink
 from myelin.transport.contract import (
     Endpoint,
     Listener,
@@ -88,11 +90,14 @@ __all__ = [
     "ProviderError",
     "RunId",
     "RunPlan",
+    "Signal",
+    "SinkCheck",
     "SourceOptions",
     "StagePlan",
     "StreamClosed",
     "StreamHandler",
     "TelemetryContext",
+    "TelemetrySink",
     "Transport",
     "TransportError",
     "TransportOptions",

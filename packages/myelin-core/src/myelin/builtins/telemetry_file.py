@@ -1,26 +1,35 @@
-"""``--trace-file``: spans as OTLP JSON lines in a file (see :mod:`myelin.telemetry.archive`)."""
+"""``--trace-file`` (spans) and ``--telemetry-frame-log`` (everything) as OTLP JSON lines in a file (see
+:mod:`myelin.telemetry.archive`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from myelin.plugin import TelemetryContext, hookimpl
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace.export import SpanExporter
+from myelin.plugin import Signal, TelemetryContext, TelemetrySink, hookimpl
 
 
 @hookimpl
-def myelin_telemetry(context: TelemetryContext) -> Sequence[SpanExporter] | None:
-    """The archive, where a trace file is asked for.
+def myelin_telemetry(context: TelemetryContext) -> Sequence[TelemetrySink] | None:
+    """The archives that are asked for.
 
     Raises:
-        ConfigError: It can't be written.
+        ConfigError: One can't be written.
     """
-    if not context.trace_file:
+    if not context.trace_file and not context.frame_log:
         return None
-    from myelin.telemetry.archive import ArchiveExporter
+    from myelin.telemetry.archive import ArchiveSink
 
-    return (ArchiveExporter(Path(context.trace_file)),)
+    sinks = []
+    if context.trace_file:
+        sinks.append(ArchiveSink(Path(context.trace_file)))
+    if context.frame_log:
+        sinks.append(
+            ArchiveSink(
+                Path(context.frame_log),
+                tuple(Signal),
+                most_bytes=context.frame_log_bytes,
+                name="telemetry-frame-log",
+            )
+        )
+    return tuple(sinks)

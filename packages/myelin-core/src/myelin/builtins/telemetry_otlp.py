@@ -1,117 +1,65 @@
 """OTLP export by OpenTelemetry's standard variables.
 
-``OTEL_TRACES_EXPORTER`` lists exporters: ``otlp``, ``console`` (on standard error), ``none``. Where it isn't set, spans
-are sent if ``OTEL_EXPORTER_OTLP_ENDPOINT`` or its traces variant is: nobody wants connections to a collector that isn't
-there. ``OTEL_EXPORTER_OTLP_{PROTOCOL,HEADERS,TIMEOUT,CERTIFICATE,COMPRESSION}`` and their variants are read by the
-exporter itself.
+``OTEL_TRACES_EXPORTER``, ``OTEL_METRICS_EXPORTER`` and ``OTEL_LOGS_EXPORTER`` list exporters: ``otlp``, ``console`` (on
+standard error), ``none``. Where one isn't set, its signal is sent if ``OTEL_EXPORTER_OTLP_ENDPOINT`` or its own variant
+is: nobody wants connections to a collector that isn't there. What the other variables mean is in
+:mod:`myelin.telemetry.otlp_target`.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from myelin.plugin import ConfigError, TelemetryContext, hookimpl
+from myelin.plugin import ConfigError, Signal, TelemetryContext, TelemetrySink, hookimpl
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace.export import SpanExporter
-
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-_LOGGERS = (
-    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
-    "opentelemetry.exporter.otlp.proto.grpc.exporter",
-)
 _KNOWN = ("otlp", "console", "none")
+_PULLED = "prometheus"
+"""Metrics that are pulled from ``/metrics`` need no exporter."""
 
 
 @hookimpl
-def myelin_telemetry(context: TelemetryContext) -> Sequence[SpanExporter] | None:
-    """The exporters that the environment asks for.
+def myelin_telemetry(context: TelemetryContext) -> Sequence[TelemetrySink] | None:
+    """The sinks that the environment asks for.
 
     Raises:
         ConfigError: A variable names an exporter or a protocol that there is not.
     """
-    makers = {"otlp": _otlp, "console": _console}
-    return tuple(makers[name](os.environ) for name in wanted_exporters(os.environ))
+    wanted = {signal: wanted_exporters(os.environ, signal) for signal in Signal}
+    sinks: list[TelemetrySink] = []
+    sent = [signal for signal, exporters in wanted.items() if "otlp" in exporters]
+    if sent:
+        from myelin.telemetry.otlp_sink import OtlpSink
+        from myelin.telemetry.otlp_target import otlp_target
+
+        sinks.append(OtlpSink({signal: otlp_target(os.environ, signal) for signal in sent}))
+    shown = [signal for signal, exporters in wanted.items() if "console" in exporters]
+    if shown:
+        from myelin.telemetry.console_sink import ConsoleSink
+
+        sinks.append(ConsoleSink(shown))
+    return tuple(sinks)
 
 
-def wanted_exporters(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """``otlp`` and ``console`` in the order in which ``environment`` lists them. Pure.
+def wanted_exporters(environment: Mapping[str, str], signal: Signal = Signal.TRACES) -> tuple[str, ...]:
+    """``otlp`` and ``console`` in the order in which ``environment`` lists them for ``signal``. Pure.
 
     Raises:
         ConfigError: It lists another.
     """
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return ()
-    listed = environment.get("OTEL_TRACES_EXPORTER", "").strip()
+    variable = f"OTEL_{signal.upper()}_EXPORTER"
+    listed = environment.get(variable, "").strip()
     if not listed:
-        return ("otlp",) if any(environment.get(name) for name in _ENDPOINTS) else ()
+        endpoints = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+        return ("otlp",) if any(environment.get(name) for name in endpoints) else ()
     names = tuple(dict.fromkeys(name.strip().lower() for name in listed.split(",")))
     for name in names:
-        if name not in _KNOWN:
+        if name not in _KNOWN and not (name == _PULLED and signal is Signal.METRICS):
             raise ConfigError(
-                f"OTEL_TRACES_EXPORTER names {name!r}, which is not an exporter of ours",
+                f"{variable} names {name!r}, which is not an exporter of ours",
                 f"use one of {', '.join(_KNOWN)}",
                 reason="telemetry",
             )
-    return () if "none" in names else names
-
-
-def wanted_protocol(environment: Mapping[str, str]) -> str:
-    """``http/protobuf`` (the default) or ``grpc``. Pure.
-
-    Raises:
-        ConfigError: ``environment`` names another.
-    """
-    protocol = next((value for name in _PROTOCOLS if (value := environment.get(name, "").strip())), "http/protobuf")
-    if protocol not in ("http/protobuf", "grpc"):
-        raise ConfigError(
-            f"the OTLP protocol {protocol!r} is not supported",
-            "set OTEL_EXPORTER_OTLP_PROTOCOL to http/protobuf or grpc",
-            reason="telemetry",
-        )
-    return protocol
-
-
-class FirstOnly(logging.Filter):
-    """Lets a logger complain once: a collector that is away would otherwise be complained of with every batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._complained = False
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Whether ``record`` is shown."""
-        if record.levelno < logging.WARNING:
-            return True
-        first, self._complained = not self._complained, True
-        return first
-
-
-def _otlp(environment: Mapping[str, str]) -> SpanExporter:
-    for name in _LOGGERS:
-        logging.getLogger(name).addFilter(FirstOnly())
-    if wanted_protocol(environment) == "grpc":
-        try:
-            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
-        except ImportError:
-            raise ConfigError(
-                "OTEL_EXPORTER_OTLP_PROTOCOL is grpc, whose exporter is not installed",
-                "pip install opentelemetry-exporter-otlp-proto-grpc, or use http/protobuf",
-                reason="telemetry",
-            ) from None
-        return GrpcExporter()
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
-
-    return HttpExporter()
-
-
-def _console(environment: Mapping[str, str]) -> SpanExporter:
-    import sys
-
-    from opentelemetry.sdk.trace.export import ConsoleSpanExporter
-
-    return ConsoleSpanExporter(out=sys.stderr)
+    return () if "none" in names else tuple(name for name in names if name != _PULLED)

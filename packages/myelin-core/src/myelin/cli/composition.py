@@ -121,6 +121,8 @@ def run_request(root: Root) -> RunRequest:
         tokenizer_path=settings.model.tokenizer_local_path,
         log_dir=runtime.log_dir,
         trace_file=str(settings.observability.trace_file or ""),
+        frame_log=str(settings.observability.telemetry_frame_log or ""),
+        frame_log_bytes=settings.observability.telemetry_frame_log_mb * 1_000_000,
     )
 
 

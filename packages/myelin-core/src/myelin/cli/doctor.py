@@ -17,6 +17,8 @@ OK = "ok"
 WARNING = "warning"
 FAILED = "failed"
 
+DOCTOR_TIMEOUT_S = 3.0
+"""How long a collector may take to answer."""
 LEAST_PYTHON = (3, 11)
 INSTRUCTIONS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimd", "asimddp", "i8mm", "sve")
 """CPU flags worth knowing of, as Linux spells them."""
@@ -57,6 +59,7 @@ def examine(root: Root) -> list[Check]:
         *check_engines(root),
         check_folder(root.settings.model.cache_dir),
         check_port(root.settings.prompt.rpc_addr),
+        *check_telemetry(root),
     ]
 
 
@@ -170,3 +173,38 @@ def check_port(address: str) -> Check:
     except MyelinError as error:
         return Check("prompt RPC", WARNING, error.message, error.hint)
     return Check("prompt RPC", OK, f"{address} is free")
+
+
+def check_telemetry(root: Root) -> list[Check]:
+    """Whether a synthetic event arrives at each sink that is configured; nothing is said where none is."""
+    from myelin.errors import MyelinError
+    from myelin.plugins.specs import TelemetryContext
+    from myelin.telemetry.preflight import preflight
+    from myelin.telemetry.sink import as_sinks
+    from myelin.telemetry.tracing import ORCHESTRATOR_SERVICE, service_resource
+
+    observability = root.settings.observability
+    context = TelemetryContext(
+        ORCHESTRATOR_SERVICE,
+        str(observability.trace_file or ""),
+        frame_log=str(observability.telemetry_frame_log or ""),
+    )
+    try:
+        sinks = as_sinks(root.registry.telemetry(context, root.settings.sections))
+    except MyelinError as error:
+        return [Check("telemetry", FAILED, error.message, error.hint)]
+    if not sinks:
+        return []
+    resource = service_resource(ORCHESTRATOR_SERVICE, "doctor").attributes
+    checks = []
+    for found in preflight(sinks, {key: str(value) for key, value in resource.items()}, timeout_s=DOCTOR_TIMEOUT_S):
+        stages = ("configured", "connected" if found.connected or found.observed else "not connected")
+        told = ", ".join(
+            [*stages, "sent" if found.sent else "not sent", "observed" if found.observed else "not observed"]
+        )
+        detail = f"{told}: {found.detail}" if found.detail else told
+        remedy = "" if found.ok else "check the collector, and OTEL_EXPORTER_OTLP_ENDPOINT"
+        checks.append(Check(f"telemetry {found.sink}", OK if found.ok else WARNING, detail, remedy))
+    for sink in sinks:
+        sink.close()
+    return checks

@@ -80,6 +80,13 @@ SERVE_OPTIONS = (Option("prompt.rpc_addr", ("--rpc-bind",), "HOST:PORT", "where 
 
 RECORD_OPTIONS = (
     Option("observability.trace_file", ("--trace-file",), "PATH", "write spans there, as OTLP JSON lines", RECORD),
+    Option(
+        "observability.telemetry_frame_log",
+        ("--telemetry-frame-log",),
+        "PATH",
+        "write spans, metrics and logs there, as OTLP JSON lines",
+        RECORD,
+    ),
     Option("observability.log_level", ("--log-level",), "LEVEL", "debug, info, warning or error", RECORD),
 )
 

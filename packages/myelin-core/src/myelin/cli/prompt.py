@@ -46,6 +46,7 @@ async def _ask(root: Root, words: str, *, raw: bool, system: str, as_json: bool)
     from myelin.cli.output import answer, answer_json, tell
     from myelin.cli.stages import stages_table
     from myelin.serve.generation import TextRequest
+    from myelin.telemetry.requests import CHAT, UNLABELLED
 
     request = composition.run_request(root)
     settings = root.settings.prompt
@@ -55,7 +56,11 @@ async def _ask(root: Root, words: str, *, raw: bool, system: str, as_json: bool)
             tell(stages_table(pipeline.stages))
             prompt = composition.prompter(pipeline).one(words, raw=raw, system=system)
             text_request = TextRequest(
-                prompt, settings.max_tokens, composition.sampling(root.settings), tuple(settings.stop)
+                prompt,
+                settings.max_tokens,
+                composition.sampling(root.settings),
+                tuple(settings.stop),
+                label=UNLABELLED if raw else CHAT,
             )
             completion = await _generate(pipeline, text_request, show=not as_json)
             bootstrap_s, stages = pipeline.bootstrap_seconds, pipeline.stages

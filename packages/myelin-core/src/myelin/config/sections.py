@@ -220,6 +220,14 @@ class ObservabilitySection(Section):
         description="file to which spans are written as OTLP JSON lines",
         json_schema_extra=names("MYELIN_TRACE_FILE", flag="--trace-file"),
     )
+    telemetry_frame_log: OptionalPath = Field(
+        None,
+        description="file to which spans, metrics and logs are written as OTLP JSON lines",
+        json_schema_extra=names("MYELIN_TELEMETRY_FRAME_LOG", flag="--telemetry-frame-log"),
+    )
+    telemetry_frame_log_mb: int = Field(
+        64, ge=0, description="megabytes at which that file is put aside (three older ones are kept); 0 lets it grow"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning",
         description="what is told on stderr: info adds the phases, debug also what the nodes write",

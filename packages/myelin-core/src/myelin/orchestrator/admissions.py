@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 
 from myelin.errors import MyelinError, WireError
@@ -26,6 +27,7 @@ class Mailbox:
         sent: The tokens that were put in: its client has them, or will.
         finished: Whether its end, or an error, was put in.
         strikes: At how many faults of an engine it was under way.
+        on_again: Told each time that it is submitted again.
     """
 
     def __init__(self, order: Order) -> None:
@@ -33,12 +35,14 @@ class Mailbox:
         self.sent: list[int] = []
         self.finished = False
         self.strikes = 0
+        self.on_again: Callable[[], None] = lambda: None
         self._before = 0
         self._events: asyncio.Queue[Event | MyelinError] = asyncio.Queue()
 
     def admitted(self) -> None:
         """It is submitted (again): what the head counts begins anew."""
         self._before = len(self.sent)
+        self.on_again()
 
     def put(self, event: Event | MyelinError) -> None:
         """Deliver; after an end or an error nothing more comes.

@@ -43,13 +43,15 @@ from myelin.orchestrator.planning import (
     plan_run,
 )
 from myelin.orchestrator.request import RunRequest
+from myelin.orchestrator.run_telemetry import RunTelemetry, model_name
 from myelin.orchestrator.story import Serving, Story
+from myelin.orchestrator.traced_provider import TracedProvider
 from myelin.orchestrator.watch import Loss, NodeWatch, Trouble
-from myelin.plugins.specs import TelemetryContext
 from myelin.telemetry import attributes
 from myelin.telemetry.phases import Phase
-from myelin.telemetry.tracing import ORCHESTRATOR_SERVICE, configure_tracing
-from myelin.transport.contract import ORCHESTRATOR, PeerIdentity, Transport, TransportOptions
+from myelin.telemetry.requests import RequestLog
+from myelin.telemetry.tracing import ORCHESTRATOR_SERVICE, configure_tracing, traceparent
+from myelin.transport.contract import ORCHESTRATOR, Endpoint, PeerIdentity, Transport, TransportOptions
 from myelin.values import Attempt
 from myelin.wire import control_pb2 as pb
 
@@ -112,6 +114,7 @@ class _Run:
     def __init__(self, request: RunRequest, registry: Registry, observer: Observer) -> None:
         self.request = request
         self.registry = registry
+        self.telemetry = RunTelemetry(request, observer)
         self.observer = observer
         self.background = Background(self.background_failed)
         self.loss = Loss()
@@ -136,7 +139,7 @@ class _Run:
 
     async def bring_up(self) -> Pipeline:
         """All phases up to serving, in order."""
-        self.open_telemetry()
+        await self.open_telemetry()
         plan = await self.plan()
         self.open_transport()
         self.watch_membership()
@@ -155,15 +158,16 @@ class _Run:
 
     # The phases.
 
-    def open_telemetry(self) -> None:
-        """config, telemetry: both are over before there is anything to record them with, so they are told after."""
+    async def open_telemetry(self) -> None:
+        """config, telemetry: what there is to record them with is made in them, so their begin is told after."""
         request = self.request
         began_ns = request.began_ns or time.time_ns()
         self.registry.require(named_plugins(request))
         configured_ns = time.time_ns()
-        exporters = self.registry.telemetry(TelemetryContext(ORCHESTRATOR_SERVICE, request.trace_file))
-        tracing = configure_tracing(ORCHESTRATOR_SERVICE, exporters, instance=f"{request.run}.{ORCHESTRATOR}")
-        self.story = Story(tracing, self.observer, request.run, began_ns)
+        self.telemetry.open(self.registry, self.secret)
+        self.observer = self.telemetry.observer
+        self.story = Story(self.telemetry.tracing, self.observer, request.run, began_ns)
+        self.telemetry.begin(self.story.root)
         self.story.root.set_attributes(
             {
                 attributes.MODEL: request.model_uri,
@@ -172,7 +176,8 @@ class _Run:
             }
         )
         self.story.past(Phase.CONFIG, began_ns, configured_ns)
-        self.story.past(Phase.TELEMETRY, configured_ns, time.time_ns())
+        with self.story.phase(Phase.TELEMETRY, start_ns=configured_ns) as span:
+            span.set_attributes(await self.telemetry.preflight(traceparent(span)))
 
     async def plan(self) -> Planning:
         """run_plan: the model's header, the engine, which node holds what. The tokenizer is begun, too."""
@@ -230,7 +235,7 @@ class _Run:
             provider = self.registry.provider(request.provider, context)
             self.same_host = bool(getattr(provider, "same_host", False))
             self.executor = Executor(
-                provider,
+                TracedProvider(provider, self.story.tracing) if self.story.tracing.recording else provider,
                 request.provider,
                 LaunchTimes(launch=request.startup_timeout_s, release=request.stop_grace_s + 15),
             )
@@ -238,7 +243,8 @@ class _Run:
     def specify_nodes(self, plan: Planning) -> None:
         """node_spec: what each node must be, and is told."""
         with self.story.phase(Phase.NODE_SPEC, {attributes.STAGES: len(plan.plan.stages)}):
-            environment = node_environment(self.request, os.environ, same_host=self.same_host)
+            telemetry = self.telemetry.node_variables(os.environ)
+            environment = node_environment(self.request, telemetry, same_host=self.same_host)
             self.nodes = tuple(
                 Node(
                     NodeSpec(
@@ -288,6 +294,7 @@ class _Run:
             background,
             self.trouble,
             provisions,
+            self.follow_telemetry,
         )
         self.edges = Edges(request, story, self.transport, background, self.trouble)
         self.chain = Chain(self.nodes, self.life, self.edges, self.trouble)
@@ -340,6 +347,9 @@ class _Run:
             tokenizer=tokenizer,
             options=plan.options,
             tracer=self.story.tracing.tracer,
+            requests=self.request_log(),
+            metrics=self.telemetry.metrics,
+            logbook=self.telemetry.logbook,
         )
         self.mender = Mender(self.request, self.chain, self.life, self.watch, self.trouble, pipeline, self.story, token)
         self.mender.serve(edge)
@@ -353,6 +363,8 @@ class _Run:
             self.mending = self.background.start(self.mender.run(), "mend the pipeline")
         self.serving = self.story.begin_serving()
         pipeline.trace_parent = self.serving.trace_parent
+        if pipeline.request_log is not None:
+            pipeline.request_log.serving = self.serving.trace_parent
         return self.serving
 
     async def bring_down(self, failure: BaseException | None) -> None:
@@ -374,8 +386,7 @@ class _Run:
             failure.add_note(f"while ending: {error}")
         finally:
             self.story.end(problem)
-            if self.story.tracing.recording:
-                await in_thread(self.story.tracing.shutdown)  # it waits for collectors, within its own bound
+            await self.telemetry.close()  # it waits for collectors, within its own bound
 
     async def end_everything(self) -> None:
         """Nodes are asked to end, then released; then our own streams, tasks and plugins are closed."""
@@ -414,6 +425,7 @@ class _Run:
             for future in waiting:
                 future.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
+        await self.telemetry.say_goodbye()
         await self.close_streams()  # a node that ends waits a moment for streams that are open to it
 
     async def close_streams(self) -> None:
@@ -479,6 +491,26 @@ class _Run:
         error = await self.loss.wait()
         if self.pipeline is not None:
             self.pipeline.fail(error)
+
+    def follow_telemetry(self, attempt: NodeAttempt, endpoint: Endpoint) -> None:
+        """A node was dialled: hear what it tells of itself, too."""
+        assert self.transport is not None
+        key = attempt.lease.key
+        following = self.telemetry.follow(self.transport, endpoint, key.node, key.attempt)
+        self.background.start(following, f"telemetry of {key}")
+
+    def request_log(self) -> RequestLog | None:
+        """What records requests, where anybody wants to know of them."""
+        if not self.story.tracing.recording and self.telemetry.metrics is None:
+            return None
+        return RequestLog(
+            self.story.tracing.tracer,
+            self.telemetry.metrics,
+            model_name(self.request.model_uri),
+            str(self.request.run),
+            announce=self.telemetry.announce,
+            own_traces=self.request.live,
+        )
 
     async def wait_for_tokenizer(self) -> Tokenizer:
         """The tokenizer, once it is built."""

@@ -27,7 +27,7 @@ from myelin.orchestrator.story import Story
 from myelin.orchestrator.watch import NodeWatch, Trouble
 from myelin.telemetry import attributes
 from myelin.telemetry.phases import Phase
-from myelin.transport.contract import Transport
+from myelin.transport.contract import Endpoint, Transport
 from myelin.wire import control_pb2 as pb
 
 T = TypeVar("T")
@@ -51,6 +51,7 @@ class NodeLife:
         background: Owns the tasks.
         trouble: Told of nodes that are lost, and of epochs that fail.
         provisions: What each stage's node is told to load.
+        on_dialled: Told of each control stream that was opened, and where to.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class NodeLife:
         background: Background,
         trouble: Trouble,
         provisions: Sequence[pb.Provision],
+        on_dialled: Callable[[NodeAttempt, Endpoint], None] = lambda attempt, endpoint: None,
     ) -> None:
         self._request = request
         self._story = story
@@ -74,6 +76,7 @@ class NodeLife:
         self._background = background
         self._trouble = trouble
         self._provisions = tuple(provisions)
+        self._on_dialled = on_dialled
         self._steps: dict[Step, Callable[[NodeAttempt], Coroutine[Any, Any, None]]] = {
             Step.ANNOUNCED: self._announced,
             Step.REACHED: self._reach,
@@ -239,6 +242,7 @@ class NodeLife:
             await control.serve(lost, lambda epoch, error: self._trouble.report(error, epoch))
 
         self._background.start(serve(), f"control of {key}")
+        self._on_dialled(attempt, endpoint)
         return control
 
     async def _acknowledge(self, attempt: NodeAttempt) -> None:

@@ -16,8 +16,6 @@ from myelin.worker.main import DEAD_MAN_VARIABLE
 PROVISION_ID = 1
 """Each node gets one stage in its life, so one number will do."""
 
-_TELEMETRY_PREFIX = "OTEL_"
-
 
 def provision_message(plan: Planning, index: int) -> pb.Provision:
     """What the node of stage ``index`` is told to load; without the end tokens."""
@@ -49,15 +47,14 @@ def provision_message(plan: Planning, index: int) -> pb.Provision:
     )
 
 
-def node_environment(request: RunRequest, ours: Mapping[str, str], *, same_host: bool) -> dict[str, SecretStr]:
-    """The variables that nodes get: where to send spans, how to fetch the model, what the request adds.
+def node_environment(request: RunRequest, telemetry: Mapping[str, str], *, same_host: bool) -> dict[str, SecretStr]:
+    """The variables that nodes get: what to tell of themselves, how to fetch the model, what the request adds.
 
     Args:
-        same_host: The nodes share this machine's files, so they may append to the same trace file.
+        telemetry: What nodes are told of telemetry.
+        same_host: The nodes share this machine's files, and with them the cache of the Hub.
     """
-    environment = {name: value for name, value in ours.items() if name.startswith(_TELEMETRY_PREFIX)}
-    if request.trace_file and same_host:
-        environment["MYELIN_NODE_TRACE_FILE"] = os.path.abspath(request.trace_file)
+    environment = dict(telemetry)
     options = request.source_options
     if options.hub_cache_dir is not None and same_host:
         environment["HF_HUB_CACHE"] = os.path.abspath(options.hub_cache_dir)

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 
+from typing import TYPE_CHECKING
+
 from opentelemetry.trace import Tracer
 
 from myelin.engine.contract import EngineOptions
@@ -23,8 +25,14 @@ from myelin.orchestrator.control import NodeControl
 from myelin.orchestrator.head_edge import Event, HeadEdge
 from myelin.orchestrator.request import RunRequest
 from myelin.planner.run_plan import RunPlan
+from myelin.telemetry.requests import UNLABELLED, RequestLabel, RequestLog
 from myelin.values import GREEDY, Epoch, NodeId, SamplingParams
 from myelin.wire.requests import Finished
+
+
+if TYPE_CHECKING:
+    from myelin.telemetry.logbook import Logbook
+    from myelin.telemetry.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +77,9 @@ class Pipeline:
         stages: As they were when they had loaded; those of replaced nodes anew.
         bootstrap_seconds: From the request to readiness.
         recoveries: How often it was mended.
-        tracer, trace_parent: For spans of requests, children of the serving phase.
+        tracer, trace_parent: For spans below the serving phase.
+        request_log: Records requests; None where nobody wants to know of them.
+        metrics, logbook: Figures and last lines, where somebody watches (``RunRequest.live``) or a sink takes them.
     """
 
     def __init__(
@@ -82,6 +92,9 @@ class Pipeline:
         tokenizer: Tokenizer,
         options: EngineOptions,
         tracer: Tracer,
+        requests: RequestLog | None = None,
+        metrics: Metrics | None = None,
+        logbook: Logbook | None = None,
     ) -> None:
         self.request = request
         self.plan = plan
@@ -94,6 +107,9 @@ class Pipeline:
         self.recoveries = 0
         self.tracer = tracer
         self.trace_parent = ""
+        self.request_log = requests
+        self.metrics = metrics
+        self.logbook = logbook
         self._controls: tuple[NodeControl, ...] = ()
         self._admissions = Admissions(options.max_context)
         self._epoch = Epoch(0)
@@ -127,6 +143,7 @@ class Pipeline:
         max_tokens: int,
         sampling: SamplingParams = GREEDY,
         ignore_end: bool = False,
+        label: RequestLabel = UNLABELLED,
     ) -> AsyncGenerator[Event, None]:
         """New tokens as they are chosen, then one :class:`Finished`.
 
@@ -135,6 +152,7 @@ class Pipeline:
             max_tokens: New tokens at most; the context ends a generation too.
             sampling: How each is chosen.
             ignore_end: Go on past end-of-generation tokens.
+            label: What the request's span says of it.
 
         Closing the generator cancels the sequence.
 
@@ -145,10 +163,15 @@ class Pipeline:
         """
         tokens = tuple(int(token) for token in prompt)
         check_request(tokens, max_tokens, sampling, self.options.max_context, self.parameters.vocab_size)
-        return self._generate(tokens, max_tokens, sampling, ignore_end)
+        return self._generate(tokens, max_tokens, sampling, ignore_end, label)
 
     async def _generate(
-        self, prompt: tuple[int, ...], max_tokens: int, sampling: SamplingParams, ignore_end: bool
+        self,
+        prompt: tuple[int, ...],
+        max_tokens: int,
+        sampling: SamplingParams,
+        ignore_end: bool,
+        label: RequestLabel,
     ) -> AsyncGenerator[Event, None]:
         mailbox = self._admissions.submit(
             prompt,
@@ -156,14 +179,28 @@ class Pipeline:
             sampling=sampling,
             ignore_end=ignore_end,
         )
+        record = None
+        if self.request_log is not None:
+            record = self.request_log.begin(
+                mailbox.order.sequence, label, prompt_tokens=len(prompt), max_tokens=max_tokens, sampling=sampling
+            )
+            mailbox.on_again = record.again
         try:
             while True:
                 event = await mailbox.get()
+                if record is not None:
+                    record.take(event)
                 yield event
                 if isinstance(event, Finished):
                     return
+        except MyelinError as error:
+            if record is not None:
+                record.end(error=error)
+            raise
         finally:
             self._admissions.forget(mailbox)
+            if record is not None:
+                record.end()
 
     def pause(self) -> None:
         """Something is lost, and is being mended: requests wait, with what they have."""

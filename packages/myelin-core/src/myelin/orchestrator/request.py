@@ -41,6 +41,10 @@ class RunRequest:
         log_dir: Where the nodes' output is kept; None keeps it in memory only.
         environment: More variables for the nodes.
         trace_file: Where spans are archived (``--trace-file``); empty for nowhere.
+        frame_log, frame_log_bytes: Where all telemetry is archived (``--telemetry-frame-log``), and the size at which
+        that file is put aside; 0 lets it grow.
+        live: Somebody watches: metrics and the last lines of logs are kept in this process, and each request is a trace
+            of its own.
         began_ns: When the command began, Unix nanoseconds; 0 is «now». The run's root span begins there.
     """
 
@@ -69,4 +73,7 @@ class RunRequest:
     log_dir: Path | None = None
     environment: dict[str, str] = field(default_factory=dict)
     trace_file: str = ""
+    frame_log: str = ""
+    frame_log_bytes: int = 0
+    live: bool = False
     began_ns: int = 0

@@ -48,14 +48,17 @@ class Story:
         self._observer.phase(PhaseEvent(phase.value, "done", (ended_ns - began_ns) / 1e9))
 
     @contextmanager
-    def phase(self, phase: Phase, fields: Mapping[str, AttributeValue] | None = None) -> Iterator[Span]:
-        """A phase around a block: its span is current inside."""
+    def phase(
+        self, phase: Phase, fields: Mapping[str, AttributeValue] | None = None, *, start_ns: int | None = None
+    ) -> Iterator[Span]:
+        """A phase around a block: its span is current inside. It began at ``start_ns`` (Unix nanoseconds), if not
+        now."""
         began = time.perf_counter()
         self._observer.phase(PhaseEvent(phase.value, "started"))
         try:
             with (
                 trace.use_span(self._root, record_exception=False, set_status_on_exception=False),
-                span(self.tracing.tracer, phase.span_name, fields) as current,
+                span(self.tracing.tracer, phase.span_name, fields, start_ns=start_ns) as current,
             ):
                 yield current
         except BaseException as error:

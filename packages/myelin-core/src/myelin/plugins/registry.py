@@ -27,6 +27,7 @@ from myelin.plugins.discovery import Candidate, LoadError, core_version, install
 from myelin.plugins.report import PluginRow, PluginState, failure, missing_row
 from myelin.plugins.specs import GROUPS, ConfigSection, TelemetryContext
 from myelin.plugins.validation import lacks_hook, missing_members, new_manager, violation
+from myelin.telemetry.sink import TelemetrySink
 from myelin.transport.contract import Transport, TransportOptions
 
 if TYPE_CHECKING:
@@ -222,22 +223,22 @@ class Registry:
 
     def telemetry(
         self, context: TelemetryContext, sections: Mapping[str, BaseModel] = MappingProxyType({})
-    ) -> tuple[SpanExporter, ...]:
-        """The span exporters of every sink that is configured.
+    ) -> tuple[SpanExporter | TelemetrySink, ...]:
+        """What every sink that is configured takes telemetry with.
 
         Args:
             context: What each sink is told; its section is filled in from ``sections`` by name.
         """
         from opentelemetry.sdk.trace.export import SpanExporter as Exporter
 
-        exporters: list[SpanExporter] = []
+        exporters: list[SpanExporter | TelemetrySink] = []
         for candidate in self._usable(TELEMETRY):
             section = self._sections.get(candidate)
             own = replace(context, section=sections.get(section.name)) if section is not None else context
             given = self._collect(candidate, "myelin_telemetry", (list, tuple), context=own)
-            wrong = [exporter for exporter in given or () if not isinstance(exporter, Exporter)]
+            wrong = [exporter for exporter in given or () if not isinstance(exporter, (Exporter, TelemetrySink))]
             if wrong:
-                reason = f"myelin_telemetry gave a {type(wrong[0]).__name__}, not a SpanExporter"
+                reason = f"myelin_telemetry gave a {type(wrong[0]).__name__}, not a SpanExporter or TelemetrySink"
                 self._blame(candidate, PluginState.INVALID, reason)
             else:
                 exporters += given or ()

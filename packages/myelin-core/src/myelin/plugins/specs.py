@@ -22,6 +22,7 @@ from myelin.engine.contract import Engine, EngineOptions, EngineSupport
 from myelin.model.source import ModelSource, SourceOptions
 from myelin.planner.run_plan import PlanRequest, RunPlan
 from myelin.plugins.markers import hookspec
+from myelin.telemetry.sink import TelemetrySink
 from myelin.transport.contract import Transport, TransportOptions
 
 if TYPE_CHECKING:
@@ -53,11 +54,20 @@ class ConfigSection:
 
 @dataclass(frozen=True, slots=True)
 class TelemetryContext:
-    """What a telemetry sink is made with: the service's name, and where ``--trace-file`` points (empty if nowhere)."""
+    """What a telemetry sink is made with.
+
+    Attributes:
+        service: The service's name.
+        trace_file: Where ``--trace-file`` points; empty if nowhere.
+        section: The plugin's own configuration section.
+        frame_log, frame_log_bytes: Where ``--telemetry-frame-log`` points, and the size at which the file is put aside.
+    """
 
     service: str
     trace_file: str
     section: BaseModel | None = None
+    frame_log: str = ""
+    frame_log_bytes: int = 0
 
 
 @hookspec
@@ -136,5 +146,13 @@ def myelin_model_source(uri: str, options: SourceOptions) -> ModelSource | None:
 
 
 @hookspec
-def myelin_telemetry(context: TelemetryContext) -> Sequence[SpanExporter] | None:
-    """Span exporters of this sink; None or empty where it isn't configured. Called once in each process."""
+def myelin_telemetry(context: TelemetryContext) -> Sequence[SpanExporter | TelemetrySink] | None:
+    """The sinks of this plugin; None or empty where it isn't configured. Called once a run, in the orchestrator.
+
+    OpenTelemetry's own span exporters take spans; a :class:`~myelin.telemetry.sink.TelemetrySink` takes OTLP requests
+    of whichever signals it names. Nodes ask no plugin: what they have to tell comes by the relay, and reaches the sinks
+    as if it had been told here.
+
+    Raises:
+        ConfigError: It can't work as configured.
+    """

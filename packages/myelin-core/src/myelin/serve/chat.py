@@ -11,6 +11,7 @@ from typing import Protocol
 from myelin.errors import RequestError
 from myelin.serve.generation import TextPiece, TextRequest, TokenPipeline, generate_text
 from myelin.serve.prompts import CONTEXT, Message, Prompter
+from myelin.telemetry.requests import CHAT
 from myelin.values import GREEDY, SamplingParams
 
 
@@ -91,7 +92,7 @@ class PipelineModel:
     async def answer(self, messages: Sequence[Message]) -> AsyncGenerator[str, None]:
         """See :class:`ChatModel`."""
         prompt = self._prompter.conversation(messages)
-        request = TextRequest(prompt, self._max_tokens, self._sampling, self._stop)
+        request = TextRequest(prompt, self._max_tokens, self._sampling, self._stop, label=CHAT)
         async with aclosing(generate_text(self._pipeline, request)) as pieces:
             async for piece in pieces:
                 if isinstance(piece, TextPiece):

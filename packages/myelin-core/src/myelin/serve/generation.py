@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from myelin.model.detokenize import StopStrings, TextStream
 from myelin.model.tokenizer import Tokenizer
+from myelin.telemetry.requests import UNLABELLED, RequestLabel
 from myelin.values import GREEDY, FinishReason, SamplingParams
 from myelin.wire.requests import Finished, NewToken
 
@@ -26,9 +27,15 @@ class TokenPipeline(Protocol):
         """The model's."""
 
     def generate(
-        self, prompt: Sequence[int], *, max_tokens: int, sampling: SamplingParams = GREEDY, ignore_end: bool = False
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        sampling: SamplingParams = GREEDY,
+        ignore_end: bool = False,
+        label: RequestLabel = UNLABELLED,
     ) -> AsyncGenerator[NewToken | Finished, None]:
-        """New tokens, then one :class:`Finished`; closing it early cancels."""
+        """New tokens, then one :class:`Finished`; closing it early cancels. ``label`` is only given where it is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,7 @@ class TextRequest:
         sampling: How each is chosen.
         stop: Texts that end the generation.
         ignore_end: Go on past end-of-generation tokens.
+        label: What the request's span says of it; None leaves that to the pipeline.
     """
 
     prompt: tuple[int, ...]
@@ -48,6 +56,7 @@ class TextRequest:
     sampling: SamplingParams = GREEDY
     stop: tuple[str, ...] = ()
     ignore_end: bool = False
+    label: RequestLabel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +158,13 @@ async def generate_text(
     tokens: list[int] = []
     pieces: list[str] = []
     reason = FinishReason.STOP
+    labelled = {} if request.label is None else {"label": replace(request.label, stop=request.stop)}
     stream = pipeline.generate(
-        request.prompt, max_tokens=request.max_tokens, sampling=request.sampling, ignore_end=request.ignore_end
+        request.prompt,
+        max_tokens=request.max_tokens,
+        sampling=request.sampling,
+        ignore_end=request.ignore_end,
+        **labelled,
     )
     stopped = False
     async with aclosing(stream):

@@ -28,6 +28,7 @@ from myelin.serve.prompt_protocol import (
     text_delta,
 )
 from myelin.serve.prompts import Prompter
+from myelin.telemetry.requests import CHAT, UNLABELLED
 from myelin.values import GREEDY, SamplingParams
 
 MAX_CONNECTIONS = 256
@@ -249,6 +250,7 @@ class PromptServer:
                 seed=sampling.seed if request.seed is None else request.seed,
             ),
             stop=defaults.stop if request.stop is None else tuple(request.stop),
+            label=UNLABELLED if request.messages is None and request.raw else CHAT,
         )
 
     async def _send_fault(self, writer: asyncio.StreamWriter, request_id: str | int | None, error: MyelinError) -> None:

@@ -25,8 +25,9 @@ from myelin.telemetry import attributes
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import SpanProcessor
     from opentelemetry.sdk.trace.export import SpanExporter
+
+    from myelin.telemetry.batching import BatchProcessor
 
 ORCHESTRATOR_SERVICE = "myelin-orchestrator"
 WORKER_SERVICE = "myelin-worker"
@@ -42,10 +43,21 @@ class Tracing:
         recording: Whether anything is exported.
     """
 
-    def __init__(self, tracer: Tracer, processors: Sequence[SpanProcessor] = ()) -> None:
+    def __init__(self, tracer: Tracer, processors: Sequence[BatchProcessor] = ()) -> None:
         self.tracer = tracer
         self.recording = bool(processors)
         self._processors = tuple(processors)
+        self._ended = False
+
+    @property
+    def dropped(self) -> int:
+        """Spans that found a queue full, or that an exporter did not take."""
+        return sum(processor.dropped for processor in self._processors)
+
+    def flush(self) -> None:
+        """Export what has ended up to now. Blocking."""
+        for processor in self._processors:
+            processor.flush()
 
     def shutdown(self, timeout_s: float = SHUTDOWN_SECONDS) -> bool:
         """Flush and end all exporters at once, each in a thread of its own; return after ``timeout_s`` at the latest.
@@ -55,7 +67,10 @@ class Tracing:
         Returns:
             Whether everything ended in time.
         """
-        processors, self._processors = self._processors, ()
+        if self._ended:
+            return True
+        self._ended = True
+        processors = self._processors
         deadline = time.monotonic() + timeout_s
         threads = [threading.Thread(target=processor.shutdown, daemon=True) for processor in processors]
         for thread in threads:
@@ -86,16 +101,18 @@ def configure_tracing(
         return Tracing(trace.NoOpTracer())
 
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    provider = TracerProvider(resource=_resource(service, instance or str(uuid.uuid4())), shutdown_on_exit=False)
-    processors = [BatchSpanProcessor(exporter) for exporter in exporters]
+    from myelin.telemetry.batching import BatchProcessor
+
+    provider = TracerProvider(resource=service_resource(service, instance or str(uuid.uuid4())), shutdown_on_exit=False)
+    processors = [BatchProcessor(exporter, environment) for exporter in exporters]
     for processor in processors:
         provider.add_span_processor(processor)
     return Tracing(provider.get_tracer("myelin", __version__), processors)
 
 
-def _resource(service: str, instance: str) -> Resource:
+def service_resource(service: str, instance: str) -> Resource:
+    """Who a process is: ours, unless ``OTEL_SERVICE_NAME`` or ``OTEL_RESOURCE_ATTRIBUTES`` say otherwise."""
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
     ours: dict[str, AttributeValue] = {

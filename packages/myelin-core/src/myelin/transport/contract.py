@@ -17,6 +17,7 @@ from myelin.values import Attempt, NodeId, RunId
 
 CONTROL_PROTOCOL = "myelin/control/1"
 EDGE_PROTOCOL = "myelin/edge/1"
+TELEMETRY_PROTOCOL = "myelin/telemetry/1"
 
 ORCHESTRATOR = NodeId("orchestrator")
 """The node id under which the orchestrator takes part."""

@@ -17,11 +17,12 @@ from myelin.cluster.provider import BootSpec
 from myelin.engine.contract import Progress as EngineProgress
 from myelin.errors import EngineError, MyelinError, NodeError, StreamClosed, TransportError, WireError
 from myelin.telemetry import attributes
-from myelin.telemetry.tracing import Tracing, configure_tracing, span
+from myelin.telemetry.tracing import configure_tracing, span
 from myelin.transport.contract import (
     CONTROL_PROTOCOL,
     EDGE_PROTOCOL,
     ORCHESTRATOR,
+    TELEMETRY_PROTOCOL,
     Endpoint,
     MessageStream,
     PeerIdentity,
@@ -50,6 +51,7 @@ from myelin.worker.logs import WorkerLog
 from myelin.worker.provision import StagePlugins, StageRequest, load_stage, node_cores, stage_request
 from myelin.worker.resources import peak_resident_bytes, resident_bytes
 from myelin.worker.stage import ActivationRoute, LoadedStage, LocalRoute, Route, SamplesRoute, Stage
+from myelin.worker.telemetry import LoadSpans, NodeTelemetry
 
 HELLO_SECONDS = 10.0
 """How long a new control stream may stay silent."""
@@ -103,7 +105,7 @@ class Agent:
         boot: Who it is.
         plugins: The registry. Its engines and sources are asked on the engine's thread, and never two at once.
         log: Where it says what it does.
-        tracing: Where its spans go.
+        telemetry: What it tells of itself; None where nobody wants to know.
         patience: When it stops itself.
         loader: Loads a stage; blocking, on the engine's thread.
     """
@@ -114,7 +116,7 @@ class Agent:
         plugins: NodePlugins,
         *,
         log: WorkerLog | None = None,
-        tracing: Tracing | None = None,
+        telemetry: NodeTelemetry | None = None,
         patience: Patience = DEFAULT_PATIENCE,
         loader: Loader = load_stage,
     ) -> None:
@@ -126,7 +128,8 @@ class Agent:
             **{name: value.get_secret_value() for name, value in boot.environment.items()},
         }
         self._log = log or WorkerLog({"node": str(boot.node), "attempt": int(boot.attempt)}, self._environment)
-        self._tracer = (tracing or configure_tracing("", ())).tracer
+        self._telemetry = telemetry
+        self._tracer = (telemetry.tracing if telemetry else configure_tracing("", ())).tracer
         self._patience = patience
         self._loader = loader
         self._fields: dict[str, str | int] = {
@@ -166,6 +169,8 @@ class Agent:
         self._thread = EngineThread(asyncio.get_running_loop())
         try:
             accept = {CONTROL_PROTOCOL: self._serve_control, EDGE_PROTOCOL: self._serve_edge}
+            if self._telemetry is not None:
+                accept[TELEMETRY_PROTOCOL] = self._serve_telemetry
             listener = await transport.listen(self._boot.bind, accept)
             try:
                 on_listening(Endpoint((listener.address,)))
@@ -306,7 +311,13 @@ class Agent:
                 self.stop(why, exit_code=1)
                 return
 
+    async def _serve_telemetry(self, stream: MessageStream) -> None:
+        if self._telemetry is not None and stream.peer.node == ORCHESTRATOR:
+            await self._telemetry.serve(stream)
+
     async def _say_goodbye(self) -> None:
+        if self._telemetry is not None:
+            await self._telemetry.finish()
         link = self._control
         if link is not None:
             link.tell(Envelope(goodbye=Goodbye()))
@@ -396,6 +407,7 @@ class Agent:
 
         def progress(phase: str, done: int, total: int) -> None:
             """On the engine's thread: note it; a new phase is told at once, the rest as the ticker comes by."""
+            spans.progress(phase, done, total)
             changed = phase != loading.phase
             loading.phase, loading.done, loading.total = phase, max(0, done), max(0, total)
             if changed:
@@ -403,7 +415,13 @@ class Agent:
 
         assert self._thread is not None
         with span(self._tracer, "worker.load", self._fields) as current:
-            loaded = await self._thread.call(self._loader, request, self._plugins, self._environment, progress)
+            spans = LoadSpans(self._tracer, current, self._fields)
+            try:
+                loaded = await self._thread.call(self._loader, request, self._plugins, self._environment, progress)
+            except BaseException as error:
+                spans.end(error)
+                raise
+            spans.end()
             current.set_attributes(
                 {
                     attributes.WEIGHT_BYTES: loaded.report.weight_bytes,
@@ -439,6 +457,8 @@ class Agent:
             on_fault=self._on_fault,
             on_samples=self._head.on_samples if self._head else lambda *_: None,
         )
+        if self._telemetry is not None:
+            self._telemetry.attach(self._stage, self._head)
 
     # The edges.
 

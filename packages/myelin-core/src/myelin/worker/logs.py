@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, TextIO
+
+from opentelemetry import trace
 
 FORMAT_VARIABLE = "MYELIN_LOG_FORMAT"
 """``json`` or ``plain``; the default is ``plain`` on a terminal and ``json`` elsewhere."""
@@ -55,6 +57,7 @@ class WorkerLog:
             self._logger = structlog.wrap_logger(
                 structlog.WriteLogger(stream),
                 processors=[
+                    _with_span,
                     structlog.processors.add_log_level,
                     structlog.processors.TimeStamper(fmt="iso", utc=True),
                     *ending,
@@ -63,6 +66,14 @@ class WorkerLog:
                 **self._fields,
             )
         return self._logger
+
+
+def _with_span(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Name the span in which a line is written, where there is one that somebody sees."""
+    context = trace.get_current_span().get_span_context()
+    if context.is_valid:
+        event["trace_id"], event["span_id"] = f"{context.trace_id:032x}", f"{context.span_id:016x}"
+    return event
 
 
 class LibraryLogs(logging.Handler):

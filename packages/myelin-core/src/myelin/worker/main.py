@@ -14,42 +14,30 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from myelin.cluster.boot import MAX_BOOT_LINE_BYTES, announcement, die_with_parent, read_boot_line
 from myelin.errors import MyelinError, WireError
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace.export import SpanExporter
-
     from myelin.cluster.provider import BootSpec
-    from myelin.plugins.specs import TelemetryContext
-    from myelin.telemetry.tracing import Tracing
     from myelin.transport.contract import Endpoint
     from myelin.worker.agent import NodePlugins
     from myelin.worker.control import Patience
     from myelin.worker.logs import WorkerLog
-
-    class WorkerPlugins(NodePlugins, Protocol):
-        """What a worker asks of the plugin registry."""
-
-        def telemetry(self, context: TelemetryContext) -> tuple[SpanExporter, ...]:
-            """The span exporters of every sink that is configured."""
-
 
 PARENT_GRACE_SECONDS = 5.0
 """How long a worker whose parent is gone may take to end in good order."""
 
 FIRST_DIAL_VARIABLE = "MYELIN_NODE_FIRST_DIAL_S"
 DEAD_MAN_VARIABLE = "MYELIN_NODE_DEAD_MAN_S"
-TRACE_FILE_VARIABLE = "MYELIN_NODE_TRACE_FILE"
-"""Variables of a boot line's environment: how long a node waits to be dialled, how long it lives without its control
-stream (both in seconds, see :class:`~myelin.worker.control.Patience`), and where it archives its own spans."""
+"""Variables of a boot line's environment: how long a node waits to be dialled, and how long it lives without its
+control stream (both in seconds, see :class:`~myelin.worker.control.Patience`)."""
 
 
 async def run_worker(
     boot: BootSpec,
-    registry: WorkerPlugins,
+    registry: NodePlugins,
     *,
     on_listening: Callable[[Endpoint], None],
     parent_gone: asyncio.Event,
@@ -60,7 +48,7 @@ async def run_worker(
 
     Args:
         boot: Who it is; variables of its environment count before the process's own.
-        registry: Where transports, engines, sources and span exporters come from.
+        registry: Where transports, engines and sources come from.
         on_listening: Told where it listens, once it does.
         parent_gone: Set when the parent is gone; the node ends with exit code 1.
         stop_asked: Set when the node should end in good order, with exit code 0.
@@ -73,10 +61,11 @@ async def run_worker(
         MyelinError: It could not begin: the address is in use, or a plugin can't be used.
     """
     from myelin.worker.agent import Agent
+    from myelin.worker.telemetry import node_telemetry
 
     environment = {**os.environ, **{name: value.get_secret_value() for name, value in boot.environment.items()}}
-    tracing = _tracing(boot, registry, environment)
-    agent = Agent(boot, registry, log=log, tracing=tracing, patience=patience_from(environment))
+    telemetry = node_telemetry(boot, environment)
+    agent = Agent(boot, registry, log=log, telemetry=telemetry, patience=patience_from(environment))
 
     async def stop_when(event: asyncio.Event, reason: str, exit_code: int) -> None:
         await event.wait()
@@ -91,11 +80,11 @@ async def run_worker(
         for watch in watches:
             watch.cancel()
         await asyncio.gather(*watches, return_exceptions=True)
-        if tracing.recording:
-            await asyncio.to_thread(tracing.shutdown)
+        if telemetry is not None:
+            await asyncio.to_thread(telemetry.close)
 
 
-def main_from_stdin(registry_factory: Callable[[], WorkerPlugins]) -> int:
+def main_from_stdin(registry_factory: Callable[[], NodePlugins]) -> int:
     """Be the worker that the boot line on standard input describes.
 
     Args:
@@ -118,7 +107,7 @@ def main_from_stdin(registry_factory: Callable[[], WorkerPlugins]) -> int:
 
 
 def main_with_boot(
-    boot: BootSpec, registry_factory: Callable[[], WorkerPlugins], *, parent: ParentWatch | None = None
+    boot: BootSpec, registry_factory: Callable[[], NodePlugins], *, parent: ParentWatch | None = None
 ) -> int:
     """Be the worker that ``boot`` describes: also for one that is started by hand, whose parent nobody watches.
 
@@ -235,19 +224,6 @@ def patience_from(environment: Mapping[str, str]) -> Patience:
         first_dial_s=seconds(FIRST_DIAL_VARIABLE, default.first_dial_s),
         dead_man_s=seconds(DEAD_MAN_VARIABLE, default.dead_man_s),
     )
-
-
-def _tracing(boot: BootSpec, registry: WorkerPlugins, environment: Mapping[str, str]) -> Tracing:
-    """Where spans go. Telemetry plugins are asked only where something is configured: they take time to import."""
-    from myelin.telemetry.tracing import WORKER_SERVICE, configure_tracing
-
-    trace_file = environment.get(TRACE_FILE_VARIABLE, "")
-    exporters: tuple[SpanExporter, ...] = ()
-    if trace_file or any(name.startswith("OTEL_") for name in environment):
-        from myelin.plugins.specs import TelemetryContext
-
-        exporters = registry.telemetry(TelemetryContext(service=WORKER_SERVICE, trace_file=trace_file))
-    return configure_tracing(WORKER_SERVICE, exporters, instance=f"{boot.run}.{boot.node}.{boot.attempt}")
 
 
 def _read_line(descriptor: int) -> bytes:

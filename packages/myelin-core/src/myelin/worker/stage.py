@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from myelin.engine.contract import Engine, LoadReport, Sample, Segment, StageBatch, StageOutput
 from myelin.errors import EngineError, MyelinError, NodeError, WireError
 from myelin.model.shard import ShardPlan, StageSlice
+from myelin.telemetry.stage_recorder import StageRecorder
 from myelin.values import Epoch, SequenceId
 from myelin.wire.record import PayloadType, Record, RecordFlags, RecordKind, pack
 from myelin.wire.requests import Fault, fault_record, read_fault
@@ -218,6 +219,7 @@ class Stage:
         epoch: The current one; None before the first.
         steps, rows, busy_seconds: Steps computed, their rows, and the time the engine took for them.
         dead: The engine has failed; no epoch can be opened any more.
+        recorder: Notes what is done for whom; None where nobody wants to know.
     """
 
     def __init__(
@@ -234,6 +236,7 @@ class Stage:
         self.rows = 0
         self.busy_seconds = 0.0
         self.dead = False
+        self.recorder: StageRecorder | None = None
         self._thread = thread
         self._on_fault = on_fault
         self._on_samples = on_samples
@@ -312,6 +315,8 @@ class Stage:
                 raise WireError(f"a {record.kind.name} record came to the head")
             loaded = self.loaded
             samples = unpack_samples(record.meta, vocab_size=loaded.vocab_size, limits=loaded.limits)
+            if self.recorder is not None:
+                self.recorder.returned(record.object_id)
             self._on_samples(record.object_id, samples)
             return
         if record.kind is not RecordKind.BATCH:
@@ -341,6 +346,8 @@ class Stage:
         route = self._route
         if route is not None:
             self._posted += 1
+            if self.recorder is not None and work.segments and self.is_head:
+                self.recorder.sent(work.object_id)
             self._thread.post(self._compute, (work, route), self._deliver, self._compute_failed)
 
     def fail(self, error: MyelinError, *, fatal: bool = False, told: bool = False) -> None:
@@ -380,6 +387,8 @@ class Stage:
         """A result is back on the event loop."""
         self._posted -= 1
         if finished is not None and finished[0] is self._route:
+            if self.recorder is not None and isinstance(finished[1], bytes):
+                self.recorder.bytes_out += len(finished[1])
             finished[0].deliver(finished[1])
 
     # What follows runs on the engine's thread.
@@ -387,6 +396,9 @@ class Stage:
     def _forget_all(self) -> None:
         for sequence in self._alive:
             self.loaded.engine.release(sequence)
+        if self.recorder is not None:
+            self.recorder.released(self._alive)
+            self.recorder.new_epoch()
         self._alive.clear()
 
     def _compute(self, work: Work, route: Route) -> tuple[Route, object] | None:
@@ -394,13 +406,16 @@ class Stage:
             self._thread.notify(work.on_start)
         if route is not self._route:  # A new epoch, or a fault, came meanwhile.
             return None
-        engine, alive = self.loaded.engine, self._alive
+        engine, alive, recorder = self.loaded.engine, self._alive, self.recorder
         for sequence in work.releases:
             alive.discard(sequence)
             engine.release(sequence)
+        if recorder is not None and work.releases:
+            recorder.released(work.releases)
         output = _NOTHING
         if work.segments:
             began = time.perf_counter()
+            began_ns = time.time_ns() if recorder is not None else 0
             hidden = None
             if work.tokens is None:
                 # A copy: the engine may overwrite it, and it is aligned, which bytes within a record need not be.
@@ -411,6 +426,8 @@ class Stage:
             self.busy_seconds += time.perf_counter() - began
             self.steps += 1
             self.rows += work.rows
+            if recorder is not None:
+                recorder.step(work.segments, began_ns, time.time_ns())
             if not self.loaded.slice.is_tail:
                 _check_hidden(output.hidden, work.rows, self.loaded.width)
         finished = route.finish(work, output)
