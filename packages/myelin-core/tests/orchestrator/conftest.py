@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -67,7 +67,6 @@ class ToyRegistry(Registry):
     provider_of_ours: Provider
     exporter: InMemorySpanExporter
     extra_exporters: tuple[object, ...] = ()
-    service = "myelin-orchestrator"
 
     def provider(self, name: str, context: ProviderContext) -> Provider:
         return self.provider_of_ours
@@ -76,7 +75,7 @@ class ToyRegistry(Registry):
         super().require({group: names for group, names in wanted.items() if group != "myelin.providers"})  # type: ignore[misc]
 
     def telemetry(self, context: TelemetryContext, *rest: object) -> tuple[InMemorySpanExporter, ...]:  # type: ignore[override]
-        return (self.exporter, *self.extra_exporters) if context.service == self.service else ()  # type: ignore[return-value]
+        return (self.exporter, *self.extra_exporters)  # type: ignore[return-value]
 
 
 class Recorder:
@@ -117,16 +116,6 @@ class Toy:
     provider: TaskProvider
     recorder: Recorder
     exporter: InMemorySpanExporter
-    worker_exporters: list[InMemorySpanExporter] = field(default_factory=list)
-
-    async def traced_worker(self, boot: BootSpec, announce: Announce, say: Say) -> None:
-        """A real agent whose spans are kept."""
-        registry = ToyRegistry.discover()
-        assert isinstance(registry, ToyRegistry)
-        registry.exporter = InMemorySpanExporter()
-        self.worker_exporters.append(registry.exporter)
-        registry.service = "myelin-worker"
-        await run_worker(boot, registry, on_listening=announce, parent_gone=asyncio.Event())
 
     def ask(self, **changes: object) -> RunRequest:
         """The request with some changes."""

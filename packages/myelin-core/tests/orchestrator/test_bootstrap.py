@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import StatusCode
+from opentelemetry.trace import SpanKind, StatusCode
 from pydantic import SecretStr
 
 from myelin.errors import EngineError, ModelError, PlanError, RequestError
 from myelin.orchestrator.bootstrap import planned, running
 from myelin.orchestrator.orders import node_environment
 from myelin.orchestrator.pipeline import Pipeline
-from myelin.telemetry.archive import ArchiveExporter
+from myelin.telemetry.archive import ArchiveSink
 from myelin.telemetry.phases import PHASES
 from myelin.values import FinishReason, SamplingParams
 from myelin.wire.requests import Finished, NewToken
@@ -182,11 +182,10 @@ async def test_every_phase_is_a_span_under_one_root(toy: Toy) -> None:
 
 async def test_the_trace_goes_on_in_the_nodes(toy: Toy) -> None:
     """A node's own spans are children of the orchestrator's span for that node, and lie within it."""
-    toy.provider.life = toy.traced_worker
-    async with running(toy.ask(environment={"OTEL_MARK": "1"}), toy.registry, toy.recorder):
+    async with running(toy.request, toy.registry, toy.recorder):
         pass
     ours = {each.context.span_id: each for each in toy.exporter.get_finished_spans() if each.context}
-    theirs = [each for exporter in toy.worker_exporters for each in exporter.get_finished_spans()]
+    theirs = [each for each in ours.values() if each.resource.attributes["service.name"] == "myelin-worker"]
     entries = [each for each in theirs if each.parent and each.parent.span_id in ours]
     for name, parent_phase in (("worker.provision", "stage_provision"), ("worker.open_edges", "pipeline_probe")):
         found = [each for each in entries if each.name == name]
@@ -201,12 +200,64 @@ async def test_the_trace_goes_on_in_the_nodes(toy: Toy) -> None:
             assert each.context.trace_id == parent.context.trace_id
             times = (parent.start_time or 0, each.start_time or 0, each.end_time or 0, parent.end_time or 0)
             assert 0 < times[0] <= times[1] <= times[2] <= times[3]
-            assert each.resource.attributes["service.name"] == "myelin-worker"
+
+
+async def test_a_request_is_a_span_that_goes_on_in_the_stages(toy: Toy) -> None:
+    async with running(toy.request, toy.registry, toy.recorder) as pipeline:
+        async for _ in pipeline.generate((1, 2, 3), max_tokens=4, ignore_end=True):
+            pass
+    spans = toy.exporter.get_finished_spans()
+    (request,) = [each for each in spans if each.name == "text_completion toy"]
+    assert request.kind is SpanKind.SERVER
+    assert request.context is not None
+    assert attribute(request, "gen_ai.usage.input_tokens") == 3
+    assert attribute(request, "gen_ai.usage.output_tokens") == 4
+    assert attribute(request, "gen_ai.response.finish_reasons") == ("length",)
+    inside = [each for each in spans if each.parent and each.parent.span_id == request.context.span_id]
+    found = sorted(
+        (each.name, attribute(each, "myelin.stage.index"), attribute(each, "myelin.stage.rows")) for each in inside
+    )
+    assert found == [
+        ("myelin.stage.decode", 0, 3),
+        ("myelin.stage.decode", 1, 3),
+        ("myelin.stage.prefill", 0, 3),
+        ("myelin.stage.prefill", 1, 3),
+    ]
+
+
+async def test_where_somebody_watches_figures_lines_and_traces_of_requests_are_kept(toy: Toy) -> None:
+    async with running(toy.ask(live=True), toy.registry, toy.recorder) as pipeline:
+        assert pipeline.metrics is not None
+        assert pipeline.logbook is not None
+        async for _ in pipeline.generate((1, 2, 3), max_tokens=4, ignore_end=True):
+            pass
+        text = ""
+        deadline = asyncio.get_running_loop().time() + 5
+        while "myelin_hop_duration_seconds" not in text and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.1)
+            text = pipeline.metrics.prometheus().decode()
+        assert "myelin_tokens_generation_total 4" in text
+        assert "gen_ai_server_request_duration_seconds_count{" in text
+        assert (
+            'myelin_stage_steps_total{myelin_node_attempt="1",myelin_node_id="stage-1",myelin_stage_index="1"} 5'
+            in text
+        )
+        assert "myelin_hop_duration_seconds" in text
+        assert [each.stage for each in pipeline.metrics.nodes()] == [0, 1]
+        assert any(entry.text == "serving started" for entry in pipeline.logbook.recent())
+    spans = toy.exporter.get_finished_spans()
+    (request,) = [each for each in spans if each.name == "text_completion toy"]
+    (serving,) = [each for each in spans if each.name == "myelin.bootstrap.serving"]
+    assert request.parent is None
+    assert request.context is not None
+    assert serving.context is not None
+    assert request.context.trace_id != serving.context.trace_id
+    assert [link.context.span_id for link in request.links] == [serving.context.span_id]
 
 
 async def test_the_archive_tells_the_same_story(toy: Toy, tmp_path: Path) -> None:
     path = tmp_path / "traces.jsonl"
-    toy.registry.extra_exporters = (ArchiveExporter(path),)
+    toy.registry.extra_exporters = (ArchiveSink(path),)
     async with running(toy.request, toy.registry, toy.recorder):
         pass
     batches = [json.loads(line) for line in path.read_text().splitlines()]
@@ -262,7 +313,7 @@ async def test_an_engine_that_cannot_compute_the_model_starts_nothing(
     assert toy.provider.started == []
 
 
-def test_nodes_are_told_where_to_send_spans_and_how_to_fetch(toy: Toy) -> None:
+def test_nodes_are_told_what_to_relay_and_how_to_fetch(toy: Toy) -> None:
     from dataclasses import replace
 
     request = toy.ask(
@@ -273,15 +324,13 @@ def test_nodes_are_told_where_to_send_spans_and_how_to_fetch(toy: Toy) -> None:
             toy.request.source_options, token=SecretStr("hf_x"), offline=True, hub_cache_dir=Path("/hub")
         ),
     )
-    ours = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "HOME": "/home/x"}
+    telemetry = {"MYELIN_NODE_TELEMETRY": "traces"}
     environment = {
-        name: value.get_secret_value() for name, value in node_environment(request, ours, same_host=True).items()
+        name: value.get_secret_value() for name, value in node_environment(request, telemetry, same_host=True).items()
     }
-    assert environment["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://c:4318"
+    assert environment["MYELIN_NODE_TELEMETRY"] == "traces"
     assert environment["HF_TOKEN"] == "hf_x"
     assert environment["HF_HUB_OFFLINE"] == "1"
     assert environment["EXTRA"] == "1"
-    assert environment["MYELIN_NODE_TRACE_FILE"].endswith("/t.jsonl")
-    assert "HOME" not in environment
     assert environment["HF_HUB_CACHE"] == "/hub"
-    assert not {"MYELIN_NODE_TRACE_FILE", "HF_HUB_CACHE"} & set(node_environment(request, ours, same_host=False))
+    assert "HF_HUB_CACHE" not in node_environment(request, telemetry, same_host=False)

@@ -398,7 +398,7 @@ def test_telemetry_sinks_give_exporters_and_get_their_section(module: Write) -> 
     (exporter,) = found.telemetry(context, {"sink": section.model.model_validate({"on": True})})
     assert isinstance(exporter, InMemorySpanExporter)
     rows = {row.name: row.reason for row in found.report()}
-    assert rows["wrong"] == "myelin_telemetry gave a int, not a SpanExporter"
+    assert rows["wrong"] == "myelin_telemetry gave a int, not a SpanExporter or TelemetrySink"
 
 
 SECTION = """

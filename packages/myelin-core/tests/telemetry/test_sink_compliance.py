@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SpanExporter
 
 from myelin.builtins import telemetry_file, telemetry_otlp
-from myelin.plugin import TelemetryContext
-from myelin_testkit.telemetry_compliance import TelemetryCompliance
+from myelin.plugin import TelemetryContext, TelemetrySink
+from myelin.telemetry.signals import Signal, parse_request
+from myelin_testkit.telemetry_compliance import TelemetryCompliance, record_names
 
 
 class TestTraceFile(TelemetryCompliance):
@@ -22,16 +23,32 @@ class TestTraceFile(TelemetryCompliance):
     def _file(self, tmp_path: Path) -> None:
         self.path = tmp_path / "traces.jsonl"
 
-    def exporters(self, service: str) -> Sequence[SpanExporter] | None:
+    def exporters(self, service: str) -> Sequence[SpanExporter | TelemetrySink] | None:
         return telemetry_file.myelin_telemetry(TelemetryContext(service, str(self.path)))
 
-    def unconfigured(self) -> Sequence[SpanExporter] | None:
+    def unconfigured(self) -> Sequence[SpanExporter | TelemetrySink] | None:
         return telemetry_file.myelin_telemetry(TelemetryContext("myelin-worker", ""))
 
     def arrived(self) -> Collection[str]:
         batches = [json.loads(line) for line in self.path.read_text("utf-8").splitlines()]
         scopes = [scope for batch in batches for each in batch.get("resourceSpans", ()) for scope in each["scopeSpans"]]
         return {span["name"] for scope in scopes for span in scope["spans"]}
+
+
+class TestFrameLog(TelemetryCompliance):
+    @pytest.fixture(autouse=True)
+    def _file(self, tmp_path: Path) -> None:
+        self.path = tmp_path / "frames.jsonl"
+
+    def exporters(self, service: str) -> Sequence[SpanExporter | TelemetrySink] | None:
+        return telemetry_file.myelin_telemetry(TelemetryContext(service, "", frame_log=str(self.path)))
+
+    def unconfigured(self) -> Sequence[SpanExporter | TelemetrySink] | None:
+        return telemetry_file.myelin_telemetry(TelemetryContext("myelin-worker", ""))
+
+    def arrived(self) -> Collection[str]:
+        told = re.findall(r'"name":"([\w-]+)"|"stringValue":"(line-\w+)"', self.path.read_text("utf-8"))
+        return {name for pair in told for name in pair}
 
 
 class TestOtlp(TelemetryCompliance):
@@ -45,9 +62,9 @@ class TestOtlp(TelemetryCompliance):
 
         class Collector(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                request = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["content-length"])))
-                scopes = [scope for each in request.resource_spans for scope in each.scope_spans]
-                names.update(span.name for scope in scopes for span in scope.spans)
+                signal = Signal(self.path.removeprefix("/v1/"))
+                request = parse_request(signal, self.rfile.read(int(self.headers["content-length"])))
+                names.update(record_names(request))
                 self.send_response(200)
                 self.end_headers()
 
@@ -61,11 +78,11 @@ class TestOtlp(TelemetryCompliance):
             yield
             server.shutdown()
 
-    def exporters(self, service: str) -> Sequence[SpanExporter] | None:
+    def exporters(self, service: str) -> Sequence[SpanExporter | TelemetrySink] | None:
         self.environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", self.endpoint)
         return telemetry_otlp.myelin_telemetry(TelemetryContext(service, ""))
 
-    def unconfigured(self) -> Sequence[SpanExporter] | None:
+    def unconfigured(self) -> Sequence[SpanExporter | TelemetrySink] | None:
         self.environment.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
         return telemetry_otlp.myelin_telemetry(TelemetryContext("myelin-worker", ""))
 

@@ -127,22 +127,6 @@ def test_an_unreachable_collector_neither_holds_the_exit_nor_the_other_exporters
     hanging.let_go.set()
 
 
-def test_a_closed_port_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from myelin.builtins import telemetry_otlp
-    from myelin.plugin import TelemetryContext
-
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.delenv("OTEL_TRACES_EXPORTER", raising=False)
-    exporters = telemetry_otlp.myelin_telemetry(TelemetryContext("a", ""))
-    assert exporters
-    tracing = configure_tracing("a", exporters)
-    with span(tracing.tracer, "work"):
-        pass
-    began = time.monotonic()
-    tracing.shutdown()
-    assert time.monotonic() - began < 2.0
-
-
 @pytest.mark.parametrize("exporters", [(), (InMemorySpanExporter(),)])
 def test_disabled_means_nothing_recorded(exporters: Sequence[InMemorySpanExporter]) -> None:
     environment = {"OTEL_SDK_DISABLED": " True "} if exporters else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -16,14 +17,17 @@ from myelin.plugin import (
     NodeId,
     PlanRequest,
     RunPlan,
+    Signal,
+    SinkCheck,
     StreamHandler,
+    TelemetrySink,
     Transport,
     TransportOptions,
     plan_pipeline,
 )
 from myelin.transport.memory import MemoryTransport
 from myelin_testkit.planner_compliance import PlannerCompliance
-from myelin_testkit.telemetry_compliance import TelemetryCompliance
+from myelin_testkit.telemetry_compliance import TelemetryCompliance, record_names
 from myelin_testkit.transport_compliance import TransportCompliance
 
 
@@ -106,6 +110,37 @@ class LeavingAThread(Keeping):
         threading.Timer(1.0, lambda: None).start()
 
 
+class KeepingAll(TelemetrySink):
+    """Keeps names of every signal."""
+
+    signals = frozenset(Signal)
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.ended = False
+
+    def export(self, signal: Signal, request: Any) -> bool:
+        if self.ended:
+            return False
+        self.names |= record_names(request)
+        return True
+
+    def close(self) -> None:
+        self.ended = True
+
+
+class ChangingRequests(KeepingAll):
+    def export(self, signal: Signal, request: Any) -> bool:
+        taken = super().export(signal, request)
+        request.Clear()
+        return taken
+
+
+class RaisingInItsCheck(KeepingAll):
+    def check(self, signal: Signal, request: Any, timeout_s: float) -> SinkCheck:
+        raise ConnectionError("nobody is there")
+
+
 class TestSoundSink(TelemetryCompliance):
     """Without a mistake."""
 
@@ -120,6 +155,20 @@ class TestSoundSink(TelemetryCompliance):
 
     def arrived(self) -> set[str]:
         return self.made.names
+
+
+class TestSoundSinkOfAllSignals(TestSoundSink):
+    """Without a mistake."""
+
+    kind = KeepingAll  # type: ignore[assignment]  # either kind of sink will do
+
+
+class TestChangesRequests(TestSoundSink):
+    kind = ChangingRequests  # type: ignore[assignment]  # likewise
+
+
+class TestRaisesInItsCheck(TestSoundSink):
+    kind = RaisingInItsCheck  # type: ignore[assignment]  # likewise
 
 
 class TestAlwaysOn(TestSoundSink):

@@ -13,6 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
 from pydantic import SecretStr
 
@@ -24,7 +25,7 @@ from myelin.orchestrator.request import RunRequest
 from myelin.plugins.specs import TelemetryContext
 from myelin.telemetry import attributes
 from myelin.telemetry.signals import Signal
-from myelin.telemetry.tracing import ORCHESTRATOR_SERVICE, Tracing, configure_tracing
+from myelin.telemetry.tracing import ORCHESTRATOR_SERVICE, WORKER_SERVICE, Tracing, configure_tracing
 from myelin.transport.contract import ORCHESTRATOR, TELEMETRY_PROTOCOL, Endpoint, Transport
 from myelin.values import Attempt, NodeId
 
@@ -141,6 +142,11 @@ class RunTelemetry:
             self._handler = LogbookHandler(self.logbook, str(ORCHESTRATOR))
             logging.getLogger("myelin").addHandler(self._handler)
 
+    def begin(self, root: Span) -> None:
+        """The run's span is there."""
+        if isinstance(self.observer, _Heard):
+            self.observer.root = root
+
     async def preflight(self, parent: str) -> Mapping[str, AttributeValue]:
         """See whether what is configured works; what the telemetry phase's span says of it."""
         if self.hub is None or not self.hub.sinks:
@@ -245,7 +251,20 @@ class RunTelemetry:
         entries = [self._lines.popleft() for _ in range(min(len(self._lines), MOST_LOG_RECORDS))]
         dropped, self._lines_dropped = self._lines_dropped, 0
         hub.lost_elsewhere("logbook", Signal.LOGS, dropped)
-        hub.spread(Signal.LOGS, logs_request(self._resource, entries, __version__))
+        by_node: dict[str, list[LogEntry]] = {}
+        for entry in entries:
+            by_node.setdefault(entry.node, []).append(entry)
+        groups = [(self._resource_of(node), lines) for node, lines in by_node.items()]
+        hub.spread(Signal.LOGS, logs_request(groups, __version__))
+
+    def _resource_of(self, node: str) -> dict[str, str]:
+        if node == ORCHESTRATOR:
+            return self._resource
+        return {
+            attributes.SERVICE_NAME: WORKER_SERVICE,
+            attributes.SERVICE_VERSION: __version__,
+            attributes.SERVICE_INSTANCE_ID: f"{self._request.run}.{node}",
+        }
 
     def _line(self, entry: LogEntry) -> None:
         """From any thread: a line for the sinks."""
@@ -284,20 +303,21 @@ class RunTelemetry:
 
 
 class _Heard:
-    """An observer that notes lines and phases in the logbook, and passes everything on."""
+    """An observer that notes lines and phases in the logbook, and passes everything on. ``root`` is the run's span."""
 
     def __init__(self, inner: Observer, logbook: LogbookType) -> None:
+        self.root: Span | None = None
         self._inner = inner
         self._logbook = logbook
 
     def phase(self, event: PhaseEvent) -> None:
         """A phase began or ended."""
-        from myelin.telemetry.logbook import LogEntry, current_ids
+        from myelin.telemetry.logbook import LogEntry, span_ids
 
         took = f" after {event.seconds:.3f} s" if event.state != "started" else ""
         text = f"{event.phase} {event.state}{took}" + (f": {event.detail}" if event.detail else "")
         level = "error" if event.state == "failed" else "info"
-        self._logbook.add(LogEntry(time.time(), str(ORCHESTRATOR), "phase", level, text, *current_ids()))
+        self._logbook.add(LogEntry(time.time(), str(ORCHESTRATOR), "phase", level, text, *span_ids(self.root)))
         self._inner.phase(event)
 
     def progress(self, event: ProgressEvent) -> None:

@@ -20,6 +20,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from opentelemetry import trace
+from opentelemetry.trace import Span
 
 from myelin.telemetry import attributes
 from myelin.telemetry.redaction import Redactor
@@ -196,9 +197,9 @@ def _hex(value: object, digits: int) -> str:
     return text if len(text) == digits and all(each in "0123456789abcdef" for each in text) else ""
 
 
-def current_ids() -> tuple[str, str]:
-    """The trace and span ids of the current span, in hex; empty where there is none."""
-    context = trace.get_current_span().get_span_context()
+def span_ids(span: Span | None = None) -> tuple[str, str]:
+    """The trace and span ids of a span, or of the current one, in hex; empty where there is none."""
+    context = (span or trace.get_current_span()).get_span_context()
     return (f"{context.trace_id:032x}", f"{context.span_id:016x}") if context.is_valid else ("", "")
 
 
@@ -217,7 +218,7 @@ class LogbookHandler(logging.Handler):
                 (name for name in reversed(LEVELS) if record.levelno >= getattr(logging, name.upper())), "debug"
             )
             text = f"{record.name}: {record.getMessage()}"
-            self._logbook.add(LogEntry(record.created, self._node, "log", level, text, *current_ids()))
+            self._logbook.add(LogEntry(record.created, self._node, "log", level, text, *span_ids()))
         except Exception:  # a log line must not end what it tells of
             self.handleError(record)
 
@@ -234,25 +235,28 @@ def logging_into(logbook: Logbook, node: str) -> Iterator[None]:
         logger.removeHandler(handler)
 
 
-def logs_request(resource: Attributes, entries: Iterable[LogEntry], version: str = "") -> ExportLogsServiceRequest:
-    """The entries as one OTLP request."""
+def logs_request(
+    groups: Iterable[tuple[Attributes, Iterable[LogEntry]]], version: str = ""
+) -> ExportLogsServiceRequest:
+    """One OTLP request of entries, grouped by the resource that they are of."""
     from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
     from opentelemetry.proto.logs.v1.logs_pb2 import SeverityNumber
 
     from myelin.telemetry.otlp_metrics import set_attributes
 
     request = ExportLogsServiceRequest()
-    part = request.resource_logs.add()
-    set_attributes(part.resource.attributes, resource)
-    scope = part.scope_logs.add()
-    scope.scope.name, scope.scope.version = "myelin", version
-    for entry in entries:
-        record = scope.log_records.add()
-        record.time_unix_nano = record.observed_time_unix_nano = int(entry.time * 1e9)
-        record.severity_number = SeverityNumber.ValueType(_SEVERITIES.get(entry.level, 9))
-        record.severity_text = entry.level.upper()
-        record.body.string_value = entry.text
-        set_attributes(record.attributes, {attributes.NODE: entry.node, attributes.LOG_STREAM: entry.stream})
-        if entry.trace_id and entry.span_id:
-            record.trace_id, record.span_id = bytes.fromhex(entry.trace_id), bytes.fromhex(entry.span_id)
+    for resource, entries in groups:
+        part = request.resource_logs.add()
+        set_attributes(part.resource.attributes, resource)
+        scope = part.scope_logs.add()
+        scope.scope.name, scope.scope.version = "myelin", version
+        for entry in entries:
+            record = scope.log_records.add()
+            record.time_unix_nano = record.observed_time_unix_nano = int(entry.time * 1e9)
+            record.severity_number = SeverityNumber.ValueType(_SEVERITIES.get(entry.level, 9))
+            record.severity_text = entry.level.upper()
+            record.body.string_value = entry.text
+            set_attributes(record.attributes, {attributes.NODE: entry.node, attributes.LOG_STREAM: entry.stream})
+            if entry.trace_id and entry.span_id:
+                record.trace_id, record.span_id = bytes.fromhex(entry.trace_id), bytes.fromhex(entry.span_id)
     return request

@@ -34,7 +34,7 @@ def synthetic_event(signal: Signal, resource: Attributes, traceparent: str = "")
     if signal is Signal.METRICS:
         return metrics_request(resource, [gauge(EVENT, "1", 1)], began_ns=now, now_ns=now, version=__version__)
     if signal is Signal.LOGS:
-        return logs_request(resource, [LogEntry(now / 1e9, "orchestrator", "log", "info", EVENT)], __version__)
+        return logs_request([(resource, [LogEntry(now / 1e9, "orchestrator", "log", "info", EVENT)])], __version__)
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
     from opentelemetry.proto.trace.v1.trace_pb2 import Span
 

@@ -17,7 +17,7 @@ from myelin.cluster.provider import BootSpec
 from myelin.engine.contract import Progress as EngineProgress
 from myelin.errors import EngineError, MyelinError, NodeError, StreamClosed, TransportError, WireError
 from myelin.telemetry import attributes
-from myelin.telemetry.tracing import configure_tracing, span
+from myelin.telemetry.tracing import Tracing, configure_tracing, span
 from myelin.transport.contract import (
     CONTROL_PROTOCOL,
     EDGE_PROTOCOL,
@@ -105,6 +105,7 @@ class Agent:
         boot: Who it is.
         plugins: The registry. Its engines and sources are asked on the engine's thread, and never two at once.
         log: Where it says what it does.
+        tracing: Where its spans go, where it has no ``telemetry``.
         telemetry: What it tells of itself; None where nobody wants to know.
         patience: When it stops itself.
         loader: Loads a stage; blocking, on the engine's thread.
@@ -116,6 +117,7 @@ class Agent:
         plugins: NodePlugins,
         *,
         log: WorkerLog | None = None,
+        tracing: Tracing | None = None,
         telemetry: NodeTelemetry | None = None,
         patience: Patience = DEFAULT_PATIENCE,
         loader: Loader = load_stage,
@@ -129,7 +131,7 @@ class Agent:
         }
         self._log = log or WorkerLog({"node": str(boot.node), "attempt": int(boot.attempt)}, self._environment)
         self._telemetry = telemetry
-        self._tracer = (telemetry.tracing if telemetry else configure_tracing("", ())).tracer
+        self._tracer = (telemetry.tracing if telemetry else tracing or configure_tracing("", ())).tracer
         self._patience = patience
         self._loader = loader
         self._fields: dict[str, str | int] = {

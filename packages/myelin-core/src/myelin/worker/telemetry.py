@@ -136,7 +136,8 @@ class NodeTelemetry:
     def _points(self) -> list[Point]:
         fields = dict(self._fields)
         points = [
-            gauge(each.name, each.unit, each.value, {**fields, **each.attributes}) for each in self._machine.sample()
+            gauge(each.name, each.unit, each.value, {**fields, **each.attributes}, each.description)
+            for each in self._machine.sample()
         ]
         stage, recorder = self._stage, self.recorder
         if stage is None:
