@@ -55,9 +55,9 @@ def tests(session: nox.Session) -> None:
     whole = session.python == PYTHONS[0]
     test_tools = (
         *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis"),
-        *("build", "hatchling", "grpcio-tools"),
+        *("build", "hatchling", "grpcio-tools", "prometheus_client"),
     )
-    _install(session, *LIGHT, editable=True, extra=(*test_tools, *(("xllamacpp",) if whole else ())))
+    _install(session, *LIGHT, editable=True, extra=(*test_tools, *(("xllamacpp", "rotel") if whole else ())))
     _install_models(session)
     both = ["-q", "-n", "2", "--dist", "loadfile", *(f"--ignore={folder}" for folder in TRITON_TESTS)]
     chosen = session.posargs or (both if whole else [*both, "-m", "not parity and not slow and not soak"])

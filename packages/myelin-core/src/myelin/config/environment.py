@@ -23,7 +23,7 @@ RESERVED_VARIABLES = (
     "MYELIN_NODE_CORES",
     "MYELIN_NODE_DEAD_MAN_S",
     "MYELIN_NODE_FIRST_DIAL_S",
-    "MYELIN_NODE_TRACE_FILE",
+    "MYELIN_NODE_TELEMETRY",
     "MYELIN_PARENT_PID",
 )
 """Variables that begin like settings and aren't: which file and profile are read, whether tracebacks are shown, and
