@@ -54,6 +54,7 @@ def otlp_request(signal: Signal, *names: str, service: str = "myelin-worker") ->
     if signal is Signal.TRACES:
         return encode_spans(finished_spans(*names, service=service))
     now = time.time_ns()
+    request: Any
     if signal is Signal.METRICS:
         request = ExportMetricsServiceRequest()
         part = request.resource_metrics.add()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
-
 from typing import TYPE_CHECKING
 
 from opentelemetry.trace import Tracer
@@ -25,10 +24,9 @@ from myelin.orchestrator.control import NodeControl
 from myelin.orchestrator.head_edge import Event, HeadEdge
 from myelin.orchestrator.request import RunRequest
 from myelin.planner.run_plan import RunPlan
-from myelin.telemetry.requests import UNLABELLED, RequestLabel, RequestLog
+from myelin.telemetry.requests import RequestLabel, RequestLog, current_label
 from myelin.values import GREEDY, Epoch, NodeId, SamplingParams
 from myelin.wire.requests import Finished
-
 
 if TYPE_CHECKING:
     from myelin.telemetry.logbook import Logbook
@@ -143,7 +141,6 @@ class Pipeline:
         max_tokens: int,
         sampling: SamplingParams = GREEDY,
         ignore_end: bool = False,
-        label: RequestLabel = UNLABELLED,
     ) -> AsyncGenerator[Event, None]:
         """New tokens as they are chosen, then one :class:`Finished`.
 
@@ -152,9 +149,9 @@ class Pipeline:
             max_tokens: New tokens at most; the context ends a generation too.
             sampling: How each is chosen.
             ignore_end: Go on past end-of-generation tokens.
-            label: What the request's span says of it.
 
-        Closing the generator cancels the sequence.
+        Closing the generator cancels the sequence. What the request's span says of where it came from is the label that
+        is current (:func:`~myelin.telemetry.requests.labelled`).
 
         Raises:
             RequestError: At once: the prompt is empty, doesn't fit the context, or holds an id outside the vocabulary;
@@ -163,7 +160,7 @@ class Pipeline:
         """
         tokens = tuple(int(token) for token in prompt)
         check_request(tokens, max_tokens, sampling, self.options.max_context, self.parameters.vocab_size)
-        return self._generate(tokens, max_tokens, sampling, ignore_end, label)
+        return self._generate(tokens, max_tokens, sampling, ignore_end, current_label())
 
     async def _generate(
         self,

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from myelin.model.detokenize import StopStrings, TextStream
 from myelin.model.tokenizer import Tokenizer
-from myelin.telemetry.requests import UNLABELLED, RequestLabel
+from myelin.telemetry.requests import UNLABELLED, RequestLabel, labelled
 from myelin.values import GREEDY, FinishReason, SamplingParams
 from myelin.wire.requests import Finished, NewToken
 
@@ -27,15 +27,9 @@ class TokenPipeline(Protocol):
         """The model's."""
 
     def generate(
-        self,
-        prompt: Sequence[int],
-        *,
-        max_tokens: int,
-        sampling: SamplingParams = GREEDY,
-        ignore_end: bool = False,
-        label: RequestLabel = UNLABELLED,
+        self, prompt: Sequence[int], *, max_tokens: int, sampling: SamplingParams = GREEDY, ignore_end: bool = False
     ) -> AsyncGenerator[NewToken | Finished, None]:
-        """New tokens, then one :class:`Finished`; closing it early cancels. ``label`` is only given where it is set."""
+        """New tokens, then one :class:`Finished`; closing it early cancels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +42,7 @@ class TextRequest:
         sampling: How each is chosen.
         stop: Texts that end the generation.
         ignore_end: Go on past end-of-generation tokens.
-        label: What the request's span says of it; None leaves that to the pipeline.
+        label: What the request's span says of where it came from.
     """
 
     prompt: tuple[int, ...]
@@ -56,7 +50,7 @@ class TextRequest:
     sampling: SamplingParams = GREEDY
     stop: tuple[str, ...] = ()
     ignore_end: bool = False
-    label: RequestLabel | None = None
+    label: RequestLabel = UNLABELLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +152,10 @@ async def generate_text(
     tokens: list[int] = []
     pieces: list[str] = []
     reason = FinishReason.STOP
-    labelled = {} if request.label is None else {"label": replace(request.label, stop=request.stop)}
-    stream = pipeline.generate(
-        request.prompt,
-        max_tokens=request.max_tokens,
-        sampling=request.sampling,
-        ignore_end=request.ignore_end,
-        **labelled,
-    )
+    with labelled(replace(request.label, stop=request.stop)):
+        stream = pipeline.generate(
+            request.prompt, max_tokens=request.max_tokens, sampling=request.sampling, ignore_end=request.ignore_end
+        )
     stopped = False
     async with aclosing(stream):
         async for event in stream:

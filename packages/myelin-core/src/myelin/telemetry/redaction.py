@@ -38,7 +38,10 @@ _AFTER_NAME = re.compile(
     re.IGNORECASE,
 )
 _SHAPE = re.compile("|".join(_SHAPES))
-_HINT = re.compile(r"(?i)key|token|secret|passw|bearer|authorization|hf_|sk-|gh[pousr]_|github_pat|glpat-|xox|akia|asia|aiza|eyj")
+_HINT = re.compile(
+    "key|token|secret|passw|bearer|authorization|hf_|sk-|gh[pousr]_|github_pat|glpat-|xox|akia|asia|aiza|eyj",
+    re.IGNORECASE,
+)
 """What any of the shapes contains: most lines have none of it, and are let through after one search."""
 
 

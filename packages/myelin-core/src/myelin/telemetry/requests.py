@@ -7,7 +7,9 @@ Where a run answers one person (``myelin prompt``, ``chat``), requests are child
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -55,6 +57,25 @@ class RequestLabel:
 
 UNLABELLED = RequestLabel()
 CHAT = RequestLabel(genai.CHAT)
+_label: ContextVar[RequestLabel] = ContextVar("myelin-request-label", default=UNLABELLED)
+
+
+@contextmanager
+def labelled(label: RequestLabel) -> Iterator[None]:
+    """Requests that are submitted in this block have ``label``.
+
+    It is current, as a span is, and no argument: whoever only computes tokens needn't know of it.
+    """
+    token = _label.set(label)
+    try:
+        yield
+    finally:
+        _label.reset(token)
+
+
+def current_label() -> RequestLabel:
+    """The label of a request that is submitted now."""
+    return _label.get()
 
 
 class RequestLog:
