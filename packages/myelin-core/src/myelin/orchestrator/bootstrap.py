@@ -239,6 +239,7 @@ class _Run:
                 request.provider,
                 LaunchTimes(launch=request.startup_timeout_s, release=request.stop_grace_s + 15),
             )
+            self.telemetry.watch_spend(self.executor)
 
     def specify_nodes(self, plan: Planning) -> None:
         """node_spec: what each node must be, and is told."""

@@ -10,8 +10,8 @@ import logging
 import os
 import time
 from collections import OrderedDict, deque
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry.trace import Span
 from opentelemetry.util.types import AttributeValue
@@ -164,6 +164,18 @@ class RunTelemetry:
                 logging.getLogger(__name__).warning(
                     "the telemetry sink %s has not taken a first event: %s", check.sink, check.detail or "it refused"
                 )
+
+    def watch_spend(self, executor: object) -> None:
+        """Show what the nodes cost, where the executor knows."""
+        spend = getattr(executor, "spend", None)
+        if self.metrics is not None and spend is not None:
+            ask: Callable[[], Any] = spend
+
+            def amounts() -> tuple[float, float]:
+                spent = ask()
+                return spent.dollars_per_hour, spent.dollars
+
+            self.metrics.watch_spend(amounts)
 
     # The nodes.
 
