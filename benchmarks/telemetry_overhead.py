@@ -20,6 +20,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from myelin.engine.contract import EngineOptions
 from myelin.model.source import SourceOptions
 from myelin.orchestrator.bootstrap import running
@@ -33,8 +35,23 @@ if TYPE_CHECKING:
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
-async def decode_rate(pipeline: Pipeline, prompt: tuple[int, ...], tokens: int) -> float:
-    """Tokens a second after the first one."""
+def processor_seconds(started: set[int]) -> float:
+    """Processor time of this process and of the nodes among its children."""
+    used = time.process_time()
+    for pid in started:
+        times = psutil.Process(pid).cpu_times()
+        used += times.user + times.system
+    return used
+
+
+def children() -> set[int]:
+    """Process ids of what this process has started."""
+    return {child.pid for child in psutil.Process().children()}
+
+
+async def decode(pipeline: Pipeline, prompt: tuple[int, ...], tokens: int, nodes: set[int]) -> tuple[float, float]:
+    """Tokens a second after the first one, and milliseconds of processor time for a token, nodes included."""
+    before = processor_seconds(nodes)
     first = last = 0.0
     count = 0
     async for event in pipeline.generate(prompt, max_tokens=tokens, ignore_end=True):
@@ -42,7 +59,7 @@ async def decode_rate(pipeline: Pipeline, prompt: tuple[int, ...], tokens: int) 
             last = time.perf_counter()
             first = first or last
             count += 1
-    return (count - 1) / (last - first)
+    return (count - 1) / (last - first), (processor_seconds(nodes) - before) * 1000 / count
 
 
 async def compare(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
@@ -67,17 +84,21 @@ async def compare(arguments: argparse.Namespace, folder: Path) -> dict[str, obje
     async with AsyncExitStack() as stack:
         os.environ.pop(ENDPOINT, None)
         without = await stack.enter_async_context(running(off, Registry.discover()))
+        nodes = {"off": children()}
         if arguments.endpoint:
             os.environ[ENDPOINT] = arguments.endpoint
         with_all = await stack.enter_async_context(running(on, Registry.discover()))
+        nodes["on"] = children() - nodes["off"]
         prompt = tuple(without.tokenizer.encode("Explain in one sentence what a neuron does."))
         rates: dict[str, list[float]] = {"off": [], "on": []}
+        costs: dict[str, list[float]] = {"off": [], "on": []}
         for turn in range(arguments.turns + 1):
             pair = [("off", without), ("on", with_all)]
             for name, pipeline in pair if turn % 2 else reversed(pair):
-                rate = await decode_rate(pipeline, prompt, arguments.tokens)
+                rate, cost = await decode(pipeline, prompt, arguments.tokens, nodes[name])
                 if turn:  # the first turn warms up
                     rates[name].append(rate)
+                    costs[name].append(cost)
     ratios = [there / here for there, here in zip(rates["on"], rates["off"], strict=True)]
     return {
         "model": arguments.model,
@@ -88,6 +109,7 @@ async def compare(arguments: argparse.Namespace, folder: Path) -> dict[str, obje
         "on": round(statistics.median(rates["on"]), 2),
         "ratio": round(statistics.median(rates["on"]) / statistics.median(rates["off"]), 4),
         "median_of_ratios": round(statistics.median(ratios), 4),
+        "processor_ms_a_token": {name: round(statistics.median(values), 3) for name, values in costs.items()},
         "rates": {name: [round(each, 1) for each in values] for name, values in rates.items()},
     }
 

@@ -40,6 +40,7 @@ def test_a_structured_line_keeps_its_level_its_time_and_its_span() -> None:
     assert entry == LogEntry(
         1796072400.5, "stage-0", "stderr", "error", "loading model=pkg:x/y.gguf", "ab" * 16, "cd" * 8
     )
+    assert entry_of_line("stage-0", "stderr", STRUCTURED, 1.0, offset_s=5.0).time == 1796072395.5
 
 
 def test_any_other_line_is_taken_as_it_is() -> None:

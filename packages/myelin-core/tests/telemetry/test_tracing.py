@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -146,3 +147,30 @@ def test_nothing_heavy_is_imported_when_nothing_is_configured() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_node_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=lab")
+    memory = InMemorySpanExporter()
+    tracing = configure_tracing("myelin-worker", (memory,), instance="n", fixed=True)
+    with span(tracing.tracer, "work"):
+        pass
+    resource = finished(tracing, memory)["work"].resource.attributes
+    assert resource["service.name"] == "myelin-worker"
+    assert resource["deployment.environment"] == "lab"
+
+
+def test_where_no_sink_is_configured_the_sdk_is_not_imported() -> None:
+    script = (
+        "import sys\n"
+        "from myelin.plugins.registry import Registry\n"
+        "from myelin.plugins.specs import TelemetryContext\n"
+        "import myelin.orchestrator.bootstrap, myelin.worker.agent\n"
+        "assert Registry.discover().telemetry(TelemetryContext('a', '')) == ()\n"
+        "found = [m for m in sys.modules if m.startswith(('opentelemetry.sdk', 'opentelemetry.proto'))]\n"
+        "assert not found, found\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("OTEL_")}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr

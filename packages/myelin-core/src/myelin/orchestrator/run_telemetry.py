@@ -50,7 +50,15 @@ MOST_LOG_RECORDS = 1000
 KEPT_ANNOUNCEMENTS = 1024
 """Requests that a node which comes later is told of: those that it is going to serve are among them."""
 
-_PASSED_ON = ("OTEL_TRACES_SAMPLER", "OTEL_BSP_", "OTEL_SPAN_", "OTEL_ATTRIBUTE_", "OTEL_EVENT_", "OTEL_LINK_")
+_PASSED_ON = (
+    "OTEL_RESOURCE_ATTRIBUTES",
+    "OTEL_TRACES_SAMPLER",
+    "OTEL_BSP_",
+    "OTEL_SPAN_",
+    "OTEL_ATTRIBUTE_",
+    "OTEL_EVENT_",
+    "OTEL_LINK_",
+)
 """Variables that mean something to a node, which exports nothing by itself: never an endpoint, never a header."""
 
 
@@ -138,7 +146,7 @@ class RunTelemetry:
             self.logbook = Logbook(redactor)
             if Signal.LOGS in self._wanted:
                 self.logbook.hand_over(self._line)
-            self.observer = _Heard(self.observer, self.logbook)
+            self.observer = _Heard(self.observer, self.logbook, self._offset)
             self._handler = LogbookHandler(self.logbook, str(ORCHESTRATOR))
             logging.getLogger("myelin").addHandler(self._handler)
 
@@ -219,9 +227,10 @@ class RunTelemetry:
             if not relay.ended.is_set():
                 relay.announce(sequence, traceparent)
 
-    def clock_offsets(self) -> dict[str, float]:
-        """How far each node's clock is ahead of ours, in seconds."""
-        return {str(node): relay.clock_estimate.offset_ns / 1e9 for (node, _), relay in self.relays.items()}
+    def _offset(self, node: NodeId) -> float:
+        """How far the clock of a node's latest attempt is ahead of ours, in seconds."""
+        offsets = [relay.clock_estimate.offset_ns for (name, _), relay in self.relays.items() if name == node]
+        return offsets[-1] / 1e9 if offsets else 0.0
 
     # In the hub's thread.
 
@@ -317,8 +326,9 @@ class RunTelemetry:
 class _Heard:
     """An observer that notes lines and phases in the logbook, and passes everything on. ``root`` is the run's span."""
 
-    def __init__(self, inner: Observer, logbook: LogbookType) -> None:
+    def __init__(self, inner: Observer, logbook: LogbookType, offset: Callable[[NodeId], float]) -> None:
         self.root: Span | None = None
+        self._offset = offset
         self._inner = inner
         self._logbook = logbook
 
@@ -347,7 +357,7 @@ class _Heard:
 
     def log(self, event: NodeLog) -> None:
         """A node wrote a line."""
-        self._logbook.line(str(event.node), event.stream, event.text)
+        self._logbook.line(str(event.node), event.stream, event.text, offset_s=self._offset(event.node))
         self._inner.log(event)
 
 

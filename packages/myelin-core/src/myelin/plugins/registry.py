@@ -229,14 +229,12 @@ class Registry:
         Args:
             context: What each sink is told; its section is filled in from ``sections`` by name.
         """
-        from opentelemetry.sdk.trace.export import SpanExporter as Exporter
-
         exporters: list[SpanExporter | TelemetrySink] = []
         for candidate in self._usable(TELEMETRY):
             section = self._sections.get(candidate)
             own = replace(context, section=sections.get(section.name)) if section is not None else context
             given = self._collect(candidate, "myelin_telemetry", (list, tuple), context=own)
-            wrong = [exporter for exporter in given or () if not isinstance(exporter, (Exporter, TelemetrySink))]
+            wrong = [exporter for exporter in given or () if not _takes_telemetry(exporter)]
             if wrong:
                 reason = f"myelin_telemetry gave a {type(wrong[0]).__name__}, not a SpanExporter or TelemetrySink"
                 self._blame(candidate, PluginState.INVALID, reason)
@@ -395,6 +393,16 @@ class Registry:
 
 _COLLECTED = frozenset({"myelin_config_section", "myelin_not_ready", "myelin_engine_support", "myelin_telemetry"})
 """Hooks for which pluggy answers a list (all others are ``firstresult``)."""
+
+
+def _takes_telemetry(given: object) -> bool:
+    """Whether a telemetry plugin gave what it should; the SDK is only imported where it isn't one of our own sinks."""
+    if isinstance(given, TelemetrySink):
+        return True
+    from opentelemetry.sdk.trace.export import SpanExporter as Exporter
+
+    return isinstance(given, Exporter)
+
 
 _SECTION_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 

@@ -67,7 +67,7 @@ class ClockEstimate:
         would move spans out of their parents.
         """
         best = self.best
-        if best is None or abs(best.offset_ns) <= best.round_trip_ns // 2:
+        if best is None or abs(best.offset_ns) <= (best.round_trip_ns + 1) // 2:
             return 0
         return best.offset_ns
 

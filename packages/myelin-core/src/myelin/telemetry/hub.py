@@ -64,6 +64,7 @@ class _Lane:
         self._changed = threading.Condition()
         self._closing = False
         self._complained = False
+        self._under_way: tuple[Signal, int] | None = None
         self.thread = threading.Thread(target=self._run, name=f"myelin-sink-{sink.name}", daemon=True)
         self.thread.start()
 
@@ -89,6 +90,10 @@ class _Lane:
             while self._queue:
                 signal, _, records = self._queue.popleft()
                 self.dropped[signal] += records
+            if self._under_way is not None:
+                signal, records = self._under_way
+                self.dropped[signal] += records
+                self._under_way = None
 
     def _run(self) -> None:
         while True:
@@ -98,6 +103,7 @@ class _Lane:
                 if not self._queue:
                     break
                 signal, request, records = self._queue.popleft()
+                self._under_way = (signal, records)
             try:
                 taken = self.sink.export(signal, request)
             except Exception as error:
@@ -105,8 +111,9 @@ class _Lane:
                 self._complain(f"{type(error).__name__}: {error}")
             with self._changed:
                 self._held -= records
-                if not taken:
+                if not taken and self._under_way is not None:
                     self.dropped[signal] += records
+                self._under_way = None
         self._close()
 
     def _close(self) -> None:

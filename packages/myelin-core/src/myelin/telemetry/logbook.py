@@ -103,9 +103,9 @@ class Logbook:
         if self._taker is not None:
             self._taker(entry)
 
-    def line(self, node: str, stream: str, text: str, when: float | None = None) -> None:
-        """Note a line that a node wrote."""
-        self.add(entry_of_line(node, stream, text, time.time() if when is None else when))
+    def line(self, node: str, stream: str, text: str, *, offset_s: float = 0.0) -> None:
+        """Note a line that a node wrote just now; its own clock is ``offset_s`` ahead of ours."""
+        self.add(entry_of_line(node, stream, text, time.time(), offset_s))
 
     def recent(self, count: int = KEPT_ENTRIES) -> tuple[LogEntry, ...]:
         """The last ``count`` lines, oldest first."""
@@ -161,10 +161,11 @@ class _Follower:
         return taken
 
 
-def entry_of_line(node: str, stream: str, text: str, when: float) -> LogEntry:
+def entry_of_line(node: str, stream: str, text: str, when: float, offset_s: float = 0.0) -> LogEntry:
     """What a line of a node's output says. Pure.
 
-    A structured line keeps its own level, and the ids of its span; its text is the event with its other fields.
+    A structured line keeps its own level, its own time (by our clock), and the ids of its span; its text is the event
+    with its other fields.
     """
     if text.startswith('{"') and '"level"' in text:
         try:
@@ -172,7 +173,7 @@ def entry_of_line(node: str, stream: str, text: str, when: float) -> LogEntry:
         except (ValueError, RecursionError):
             told = None
         if isinstance(told, dict) and told.get("level") in LEVELS:
-            return _structured(node, stream, told, when)
+            return _structured(node, stream, told, when, offset_s)
     level = "warning" if stream == "stderr" else "info"
     return LogEntry(when, node, stream, level, text)
 
@@ -180,11 +181,11 @@ def entry_of_line(node: str, stream: str, text: str, when: float) -> LogEntry:
 _NOT_SHOWN = frozenset({"level", "timestamp", "event", "node", "attempt", "trace_id", "span_id"})
 
 
-def _structured(node: str, stream: str, told: dict[str, object], when: float) -> LogEntry:
+def _structured(node: str, stream: str, told: dict[str, object], when: float, offset_s: float) -> LogEntry:
     rest = " ".join(f"{key}={value}" for key, value in told.items() if key not in _NOT_SHOWN)
     text = f"{told.get('event', '')} {rest}".strip()
     try:
-        when = datetime.fromisoformat(str(told["timestamp"]).replace("Z", "+00:00")).timestamp()
+        when = datetime.fromisoformat(str(told["timestamp"]).replace("Z", "+00:00")).timestamp() - offset_s
     except (KeyError, ValueError):
         pass
     return LogEntry(

@@ -85,6 +85,7 @@ def configure_tracing(
     exporters: Sequence[SpanExporter],
     *,
     instance: str = "",
+    fixed: bool = False,
     environment: Mapping[str, str] = os.environ,
 ) -> Tracing:
     """A tracer whose spans go to all of ``exporters``, in batches (``OTEL_BSP_*``).
@@ -93,6 +94,8 @@ def configure_tracing(
         service: ``service.name``, unless ``OTEL_SERVICE_NAME`` or ``OTEL_RESOURCE_ATTRIBUTES`` says another.
         exporters: As the telemetry plugins gave them; with none, spans go nowhere and cost nothing.
         instance: ``service.instance.id``; a random one where empty.
+        fixed: The service's name is ours, whatever the environment says: that names the process that was started by
+        hand.
         environment: Where ``OTEL_SDK_DISABLED`` is looked for (what the SDK reads itself, it reads from the process's).
     """
     if not exporters or environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
@@ -104,15 +107,20 @@ def configure_tracing(
 
     from myelin.telemetry.batching import BatchProcessor
 
-    provider = TracerProvider(resource=service_resource(service, instance or str(uuid.uuid4())), shutdown_on_exit=False)
+    resource = service_resource(service, instance or str(uuid.uuid4()), fixed=fixed)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     processors = [BatchProcessor(exporter, environment) for exporter in exporters]
     for processor in processors:
         provider.add_span_processor(processor)
     return Tracing(provider.get_tracer("myelin", __version__), processors)
 
 
-def service_resource(service: str, instance: str) -> Resource:
-    """Who a process is: ours, unless ``OTEL_SERVICE_NAME`` or ``OTEL_RESOURCE_ATTRIBUTES`` say otherwise."""
+def service_resource(service: str, instance: str, *, fixed: bool = False) -> Resource:
+    """Who a process is: ours, unless ``OTEL_SERVICE_NAME`` or ``OTEL_RESOURCE_ATTRIBUTES`` say otherwise.
+
+    Args:
+        fixed: They have no say in the service's name and instance.
+    """
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
     ours: dict[str, AttributeValue] = {
@@ -120,7 +128,8 @@ def service_resource(service: str, instance: str) -> Resource:
         attributes.SERVICE_VERSION: __version__,
         attributes.SERVICE_INSTANCE_ID: instance,
     }
-    return Resource.create({**ours, **OTELResourceDetector().detect().attributes})
+    theirs = OTELResourceDetector().detect().attributes
+    return Resource.create({**theirs, **ours} if fixed else {**ours, **theirs})
 
 
 @contextmanager

@@ -71,7 +71,11 @@ class NodeTelemetry:
             from myelin.telemetry.relay_exporter import into_outbox
 
             self.tracing = configure_tracing(
-                WORKER_SERVICE, (into_outbox(self._outbox),), instance=self._instance, environment=environment
+                WORKER_SERVICE,
+                (into_outbox(self._outbox),),
+                instance=self._instance,
+                fixed=True,
+                environment=environment,
             )
         self._thread = threading.Thread(target=self._run, name="myelin-figures", daemon=True)
         self._thread.start()
