@@ -842,7 +842,13 @@ async def test_a_node_continues_the_orchestrators_trace() -> None:
         await node.tell(open_edges=control.OpenEdges(epoch=3), traceparent=f"00-{trace}-{0x33:016x}-01")
         await node.hear("edges_open")
     assert await asyncio.to_thread(tracing.shutdown, 5.0)
-    spans = exporter.get_finished_spans()
+    ended = exporter.get_finished_spans()
+    parts = [span for span in ended if span.name == "worker.load.load"]
+    assert [span.status.is_ok for span in parts] == [False, True]
+    spans = [span for span in ended if span not in parts]
+    assert {span.parent.span_id for span in parts if span.parent} == {
+        span.context.span_id for span in spans if span.name == "worker.load" and span.context
+    }
     assert [span.name for span in spans] == [
         "worker.load",
         "worker.provision",
