@@ -93,8 +93,7 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """mypy, strict."""
     tools = ("mypy", "types-protobuf", "types-psutil", "pytest", "pytest-asyncio", "hypothesis")
-    # The optional exporter is one that core knows how to use where it is installed.
-    _install(session, *LIGHT, editable=True, extra=(*tools, "opentelemetry-exporter-otlp-proto-grpc"))
+    _install(session, *LIGHT, editable=True, extra=tools)
     session.run("mypy", *(f"{package}/src" for package in LIGHT), f"{EXAMPLE}/src")
 
 

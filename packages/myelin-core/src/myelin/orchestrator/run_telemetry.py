@@ -20,7 +20,8 @@ from pydantic import SecretStr
 from myelin import __version__
 from myelin.errors import MyelinError
 from myelin.orchestrator.background import in_thread
-from myelin.orchestrator.events import NodeEvent, NodeLog, Observer, PhaseEvent, ProgressEvent
+from myelin.orchestrator.events import Observer
+from myelin.orchestrator.note_taker import NoteTaker
 from myelin.orchestrator.request import RunRequest
 from myelin.plugins.specs import TelemetryContext
 from myelin.telemetry import attributes
@@ -146,13 +147,13 @@ class RunTelemetry:
             self.logbook = Logbook(redactor)
             if Signal.LOGS in self._wanted:
                 self.logbook.hand_over(self._line)
-            self.observer = _Heard(self.observer, self.logbook, self._offset)
+            self.observer = NoteTaker(self.observer, self.logbook, self._offset)
             self._handler = LogbookHandler(self.logbook, str(ORCHESTRATOR))
             logging.getLogger("myelin").addHandler(self._handler)
 
     def begin(self, root: Span) -> None:
         """The run's span is there."""
-        if isinstance(self.observer, _Heard):
+        if isinstance(self.observer, NoteTaker):
             self.observer.root = root
 
     async def preflight(self, parent: str) -> Mapping[str, AttributeValue]:
@@ -321,44 +322,6 @@ class RunTelemetry:
 
         if tracing.recording or hub is not None:
             await in_thread(end)
-
-
-class _Heard:
-    """An observer that notes lines and phases in the logbook, and passes everything on. ``root`` is the run's span."""
-
-    def __init__(self, inner: Observer, logbook: LogbookType, offset: Callable[[NodeId], float]) -> None:
-        self.root: Span | None = None
-        self._offset = offset
-        self._inner = inner
-        self._logbook = logbook
-
-    def phase(self, event: PhaseEvent) -> None:
-        """A phase began or ended."""
-        from myelin.telemetry.logbook import LogEntry, span_ids
-
-        took = f" after {event.seconds:.3f} s" if event.state != "started" else ""
-        text = f"{event.phase} {event.state}{took}" + (f": {event.detail}" if event.detail else "")
-        level = "error" if event.state == "failed" else "info"
-        self._logbook.add(LogEntry(time.time(), str(ORCHESTRATOR), "phase", level, text, *span_ids(self.root)))
-        self._inner.phase(event)
-
-    def progress(self, event: ProgressEvent) -> None:
-        """A node got further."""
-        self._inner.progress(event)
-
-    def node(self, event: NodeEvent) -> None:
-        """An attempt came into another state."""
-        from myelin.telemetry.logbook import LogEntry, span_ids
-
-        level = "warning" if event.state.value == "lost" else "info"
-        text = f"attempt {event.attempt} {event.state.value}" + (f": {event.detail}" if event.detail else "")
-        self._logbook.add(LogEntry(time.time(), str(event.node), "phase", level, text, *span_ids(self.root)))
-        self._inner.node(event)
-
-    def log(self, event: NodeLog) -> None:
-        """A node wrote a line."""
-        self._logbook.line(str(event.node), event.stream, event.text, offset_s=self._offset(event.node))
-        self._inner.log(event)
 
 
 def model_name(uri: str) -> str:
