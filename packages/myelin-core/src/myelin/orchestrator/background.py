@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 from myelin.errors import MyelinError
@@ -129,7 +130,7 @@ async def in_thread(work: Callable[[], T]) -> T:
         except RuntimeError:
             pass  # the loop has ended: nobody wants the answer any more
 
-    threading.Thread(target=run, name="myelin-blocking", daemon=True).start()
+    threading.Thread(target=copy_context().run, args=(run,), name="myelin-blocking", daemon=True).start()
     return await done
 
 

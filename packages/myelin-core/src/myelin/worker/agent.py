@@ -10,6 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from contextvars import copy_context
 from pathlib import Path
 from typing import Protocol
 
@@ -419,7 +420,9 @@ class Agent:
         with span(self._tracer, "worker.load", self._fields) as current:
             spans = LoadSpans(self._tracer, current, self._fields)
             try:
-                loaded = await self._thread.call(self._loader, request, self._plugins, self._environment, progress)
+                loaded = await self._thread.call(
+                    copy_context().run, self._loader, request, self._plugins, self._environment, progress
+                )
             except BaseException as error:
                 spans.end(error)
                 raise

@@ -6,7 +6,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextvars import copy_context
 from typing import TypeGuard
+
+from opentelemetry import trace
 
 from myelin.errors import ModelError
 from myelin.model.remote.file import RemoteFile
@@ -71,7 +74,12 @@ class ShardFetch:
         if needed:
             self._files[self._queue[0].part].check_space(needed)
         count = min(connections, len(self._queue))
-        self._threads = [threading.Thread(target=self._run, name=f"fetch-{n}", daemon=True) for n in range(count)]
+        self._cells = len(self._queue)
+        # Each thread knows whose span it works for.
+        self._threads = [
+            threading.Thread(target=copy_context().run, args=(self._run,), name=f"fetch-{n}", daemon=True)
+            for n in range(count)
+        ]
         if self._ranges:
             self._report(force=True)
         for thread in self._threads:
@@ -100,6 +108,14 @@ class ShardFetch:
         for file in self._files.values():
             file.finish()
         self.seconds = time.monotonic() - self._began
+        trace.get_current_span().add_event(
+            "fetched",
+            {
+                "myelin.fetch.requests": self._cells,
+                "myelin.fetch.bytes": self.fetched_bytes,
+                "myelin.fetch.seconds": self.seconds,
+            },
+        )
         if self._ranges:
             self._report(force=True)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
+from opentelemetry import trace
 from pydantic import SecretStr
 
 from myelin.errors import ModelError
@@ -479,7 +480,9 @@ def _patiently(action: Callable[[], T], most: int) -> T:
         error = state.outcome.exception() if state.outcome is not None else None
         asked = error.wait_s if isinstance(error, _TransientError) else 0.0
         own = FIRST_WAIT_S * 2.0 ** (failures - 1) * random.uniform(0.75, 1.25)
-        return min(max(asked, own), LONGEST_WAIT_S)
+        wait = min(max(asked, own), LONGEST_WAIT_S)
+        trace.get_current_span().add_event("fetch again", {"myelin.fetch.why": str(error), "myelin.fetch.wait_s": wait})
+        return wait
 
     try:
         return Retrying(stop=enough, wait=pause, retry=retry_if_exception_type(_TransientError), reraise=True)(action)
