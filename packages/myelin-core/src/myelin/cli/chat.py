@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from myelin.cli.options import ANSWER_OPTIONS, RUN_OPTIONS, Invocation, with_options
+from myelin.cli.options import ANSWER_OPTIONS, PAGE_OPTIONS, RUN_OPTIONS, Invocation, with_options
 
 if TYPE_CHECKING:
     from myelin.cli.composition import Root
     from myelin.config.settings import Settings
     from myelin.serve.chat import ChatModel, Conversation
+    from myelin.serve.http.address import Listening
     from myelin.serve.prompts import Message
 
 NAME = "chat"
 
 
-@with_options(RUN_OPTIONS, ANSWER_OPTIONS, json=False)
+@with_options(RUN_OPTIONS, ANSWER_OPTIONS, PAGE_OPTIONS, json=False)
 def command(
     invocation: Invocation,
     system: Annotated[str, typer.Option("--system", metavar="TEXT", help="What the model is told beforehand.")] = "",
@@ -33,12 +34,18 @@ def command(
 ) -> int:
     """Talk with a model. Ctrl-C stops an answer, and ends the conversation where there is none."""
     from myelin.cli.composition import assemble
+    from myelin.cli.page import listener_of
     from myelin.cli.running import run_to_end
 
     if connect:
         _check_options(invocation)
-    repl = Repl(assemble(invocation), system)
-    run_to_end(repl.with_server(connect) if connect else repl.with_pipeline(), intercept=repl.intercept)
+    root = assemble(invocation)
+    repl = Repl(root, system)
+    if connect:
+        run_to_end(repl.with_server(connect), intercept=repl.intercept)
+        return 0
+    with listener_of(root, always=False) as listening:
+        run_to_end(repl.with_pipeline(listening), intercept=repl.intercept)
     return 0
 
 
@@ -47,7 +54,7 @@ def _check_options(invocation: Invocation) -> None:
     from myelin.errors import UsageError
 
     for key, (option, _) in invocation.options.items():
-        if key.partition(".")[0] in ("model", "runtime", "provider"):
+        if key.partition(".")[0] in ("model", "runtime", "provider", "serve"):
             raise UsageError(f"{option} has no effect with --connect", "leave it out, or start the server with it")
 
 
@@ -74,19 +81,24 @@ class Repl:
         await model.check()
         await self._talk(model)
 
-    async def with_pipeline(self) -> None:
+    async def with_pipeline(self, listening: Listening | None) -> None:
         """Bring a pipeline up and talk with its model, until the person leaves or the pipeline is lost."""
         from myelin.cli import composition
         from myelin.cli.display import Display
         from myelin.cli.output import tell
+        from myelin.cli.page import live_page
         from myelin.cli.stages import stages_table
         from myelin.serve.chat import PipelineModel
 
         request = composition.run_request(self._root)
         settings = self._root.settings
         with Display(settings.observability.log_level) as display:
-            async with composition.open_pipeline(request, self._root.registry, display) as pipeline:
+            async with (
+                live_page(self._root, request, listening, display) as page,
+                composition.open_pipeline(request, self._root.registry, page.observer) as pipeline,
+            ):
                 display.quiet()
+                page.serving(pipeline)
                 tell(stages_table(pipeline.stages))
                 prompter = composition.prompter(pipeline)
                 prompter.require_template()
@@ -96,6 +108,7 @@ class Repl:
                     max_tokens=settings.prompt.max_tokens,
                     sampling=composition.sampling(settings),
                     stop=settings.prompt.stop,
+                    book=page.book,
                 )
                 lost = asyncio.ensure_future(pipeline.failed())
                 talking = asyncio.ensure_future(self._talk(model))

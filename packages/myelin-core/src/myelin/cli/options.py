@@ -22,18 +22,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option that sets the setting ``key``."""
+    """An option that sets the setting ``key``. A switch takes no value: its first flag says true, its second false."""
 
     key: str
     flags: tuple[str, ...]
     metavar: str
     help: str
     panel: str
+    switch: bool = False
 
 
 MODEL = "Model"
 PIPELINE = "Pipeline"
 ANSWER = "Answer"
+PAGE = "Live page"
 RECORD = "What is recorded"
 SETTINGS = "Settings"
 
@@ -78,6 +80,11 @@ ANSWER_OPTIONS = (
 
 SERVE_OPTIONS = (Option("prompt.rpc_addr", ("--rpc-bind",), "HOST:PORT", "where prompts are taken", ANSWER),)
 
+PAGE_OPTIONS = (
+    Option("runtime.dashboard", ("--dashboard", "--no-dashboard"), "", "the live page, over HTTP", PAGE, switch=True),
+    Option("serve.http", ("--http-bind",), "HOST:PORT", "where HTTP is answered; nowhere if empty", PAGE),
+)
+
 RECORD_OPTIONS = (
     Option("observability.trace_file", ("--trace-file",), "PATH", "write spans there, as OTLP JSON lines", RECORD),
     Option(
@@ -92,7 +99,7 @@ RECORD_OPTIONS = (
 
 RUN_OPTIONS = MODEL_OPTIONS + PIPELINE_OPTIONS + RECORD_OPTIONS
 
-ALL_OPTIONS = MODEL_OPTIONS + PIPELINE_OPTIONS + ANSWER_OPTIONS + SERVE_OPTIONS + RECORD_OPTIONS
+ALL_OPTIONS = MODEL_OPTIONS + PIPELINE_OPTIONS + ANSWER_OPTIONS + SERVE_OPTIONS + PAGE_OPTIONS + RECORD_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +185,7 @@ def with_options(
             for option in options:
                 text = given.pop(_name(option), None)
                 if text is not None:
-                    chosen[option.key] = (option.flags[0], text)
+                    chosen[option.key] = _chosen(option, text)
             given.pop("debug_")
             invocation = Invocation(
                 options=chosen,
@@ -200,7 +207,18 @@ def _name(option: Option) -> str:
     return option.key.replace(".", "_")
 
 
+def _chosen(option: Option, given: str | bool) -> tuple[str, str]:
+    """The flag that was given, and its value as text."""
+    if isinstance(given, bool):
+        return (option.flags[0], "true") if given else (option.flags[1], "false")
+    return option.flags[0], given
+
+
 def _annotation(option: Option) -> object:
+    if option.switch:
+        return Annotated[
+            bool | None, typer.Option("/".join(option.flags), help=option.help, rich_help_panel=option.panel)
+        ]
     info = typer.Option(*option.flags, metavar=option.metavar, help=option.help, rich_help_panel=option.panel)
     return Annotated[str | None, info]
 

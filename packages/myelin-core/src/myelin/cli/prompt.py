@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from myelin.cli.options import ANSWER_OPTIONS, RUN_OPTIONS, Invocation, with_options
+from myelin.cli.options import ANSWER_OPTIONS, PAGE_OPTIONS, RUN_OPTIONS, Invocation, with_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from myelin.cli.composition import Root
     from myelin.orchestrator.pipeline import Pipeline, StageStatus
     from myelin.serve.generation import Completion, TextRequest
+    from myelin.serve.http.address import Listening
+    from myelin.serve.request_book import RequestTale
 
 NAME = "prompt"
 
 
-@with_options(RUN_OPTIONS, ANSWER_OPTIONS)
+@with_options(RUN_OPTIONS, ANSWER_OPTIONS, PAGE_OPTIONS)
 def command(
     invocation: Invocation,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="What to ask; - reads it from standard input.")],
@@ -29,6 +31,7 @@ def command(
 ) -> int:
     """Ask a model once."""
     from myelin.cli.composition import assemble
+    from myelin.cli.page import listener_of
     from myelin.cli.running import run_to_end
     from myelin.errors import UsageError
 
@@ -36,14 +39,16 @@ def command(
         raise UsageError("--system needs the chat template, which --raw leaves out", "leave out one of them")
     words = sys.stdin.read() if text == "-" else text
     root = assemble(invocation)
-    run_to_end(_ask(root, words, raw=raw, system=system, as_json=invocation.json))
+    with listener_of(root, always=False) as listening:
+        run_to_end(_ask(root, words, listening, raw=raw, system=system, as_json=invocation.json))
     return 0
 
 
-async def _ask(root: Root, words: str, *, raw: bool, system: str, as_json: bool) -> None:
+async def _ask(root: Root, words: str, listening: Listening | None, *, raw: bool, system: str, as_json: bool) -> None:
     from myelin.cli import composition
     from myelin.cli.display import Display
     from myelin.cli.output import answer, answer_json, tell
+    from myelin.cli.page import live_page
     from myelin.cli.stages import stages_table
     from myelin.serve.generation import TextRequest
     from myelin.telemetry.requests import CHAT, UNLABELLED
@@ -51,8 +56,12 @@ async def _ask(root: Root, words: str, *, raw: bool, system: str, as_json: bool)
     request = composition.run_request(root)
     settings = root.settings.prompt
     with Display(root.settings.observability.log_level) as display:
-        async with composition.open_pipeline(request, root.registry, display) as pipeline:
+        async with (
+            live_page(root, request, listening, display) as page,
+            composition.open_pipeline(request, root.registry, page.observer) as pipeline,
+        ):
             display.quiet()
+            page.serving(pipeline)
             tell(stages_table(pipeline.stages))
             prompt = composition.prompter(pipeline).one(words, raw=raw, system=system)
             text_request = TextRequest(
@@ -62,7 +71,8 @@ async def _ask(root: Root, words: str, *, raw: bool, system: str, as_json: bool)
                 tuple(settings.stop),
                 label=UNLABELLED if raw else CHAT,
             )
-            completion = await _generate(pipeline, text_request, show=not as_json)
+            tale = page.book.arrived("prompt")
+            completion = await _generate(pipeline, text_request, tale, show=not as_json)
             bootstrap_s, stages = pipeline.bootstrap_seconds, pipeline.stages
     if as_json:
         answer_json(prompt_document(completion, bootstrap_s, stages))
@@ -71,11 +81,11 @@ async def _ask(root: Root, words: str, *, raw: bool, system: str, as_json: bool)
         tell(summary(completion, bootstrap_s))
 
 
-async def _generate(pipeline: Pipeline, request: TextRequest, *, show: bool) -> Completion:
+async def _generate(pipeline: Pipeline, request: TextRequest, tale: RequestTale, *, show: bool) -> Completion:
     from myelin.cli.output import answer
     from myelin.serve.generation import Completion, generate_text
 
-    async with aclosing(generate_text(pipeline, request)) as pieces:
+    async with aclosing(generate_text(pipeline, request, tale=tale)) as pieces:
         async for piece in pieces:
             if isinstance(piece, Completion):
                 return piece

@@ -82,7 +82,8 @@ def type_words(name: Name) -> str:
         return "numbers"
     if text.startswith("tuple[str"):
         return "texts"
-    return {"str": "text", "int": "number", "float": "number", "bool": "true or false"}.get(text, text)
+    words = {"str": "text", "int": "number", "float": "number", "bool": "true or false", "bool | None": "true or false"}
+    return words.get(text, text)
 
 
 def default_words(name: Name) -> str:

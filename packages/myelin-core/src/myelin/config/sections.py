@@ -88,6 +88,11 @@ class RuntimeSection(Section):
     kv_dtype: Literal["f16", "f32"] = Field("f16", description="how keys and values are kept")
     transport: str = Field("grpc", description="what carries messages between nodes")
     planner: str = Field("", description="the planner to ask; all are asked where it is empty")
+    dashboard: bool | None = Field(
+        None,
+        description="show the live page over HTTP; where it is empty, `myelin serve` does, and prompt and chat don't",
+        json_schema_extra=names("MYELIN_DASHBOARD", flag="--dashboard/--no-dashboard"),
+    )
     startup_timeout_s: float = Field(60.0, gt=0, description="seconds from a node's launch until it must be ready")
     load_stall_s: float = Field(120.0, gt=0, description="seconds without progress until a loading node has failed")
     stop_grace_s: float = Field(5.0, ge=0, description="seconds that nodes get to stop by themselves")
@@ -154,6 +159,22 @@ class PromptSection(Section):
         0, ge=0, lt=1 << 64, description="the same seed gives the same tokens", json_schema_extra=names(flag="--seed")
     )
     stop: tuple[str, ...] = Field((), description="texts that end an answer; they aren't part of it")
+
+
+class ServeSection(Section):
+    """What is served over HTTP, and to whom."""
+
+    http: str = Field(
+        "127.0.0.1:8080",
+        description="where HTTP is answered (page, health, metrics), host:port; port 0 takes a free one; nowhere if "
+        "empty",
+        json_schema_extra=names(flag="--http-bind"),
+    )
+    token: SecretStr | None = Field(
+        None,
+        min_length=16,
+        description="what HTTP clients must show, at least 16 characters; needed where other machines can reach it",
+    )
 
 
 class ModelSection(Section):
@@ -240,6 +261,7 @@ CORE_SECTIONS: dict[str, type[Section]] = {
     "provider": ProviderSection,
     "relay": RelaySection,
     "prompt": PromptSection,
+    "serve": ServeSection,
     "model": ModelSection,
     "observability": ObservabilitySection,
 }

@@ -26,6 +26,7 @@ from myelin.config.sections import (
     ProviderSection,
     RelaySection,
     RuntimeSection,
+    ServeSection,
 )
 from myelin.errors import ConfigError
 
@@ -121,6 +122,11 @@ class Settings:
     def prompt(self) -> PromptSection:
         """How prompts are answered."""
         return self._section("prompt", PromptSection)
+
+    @property
+    def serve(self) -> ServeSection:
+        """What is served over HTTP."""
+        return self._section("serve", ServeSection)
 
     @property
     def model(self) -> ModelSection:

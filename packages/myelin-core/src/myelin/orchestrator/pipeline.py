@@ -48,6 +48,8 @@ class StageStatus:
         threads: Compute threads.
         load_seconds: What loading took.
         attempt: Which start of the node it is.
+        steps, rows, busy_seconds: Steps that the stage has computed, tokens in them, and the time that they took.
+        running, waiting: Sequences at the head; 0 elsewhere.
     """
 
     index: int
@@ -64,6 +66,11 @@ class StageStatus:
     threads: int
     load_seconds: float
     attempt: int = 1
+    steps: int = 0
+    rows: int = 0
+    busy_seconds: float = 0.0
+    running: int = 0
+    waiting: int = 0
 
 
 class Pipeline:
@@ -248,7 +255,16 @@ async def _measured(stage: StageStatus, control: NodeControl) -> StageStatus:
         status = await control.status()
     except MyelinError:
         return replace(stage, resident_bytes=0)
-    return replace(stage, resident_bytes=status.resident_bytes, peak_resident_bytes=status.peak_resident_bytes)
+    return replace(
+        stage,
+        resident_bytes=status.resident_bytes,
+        peak_resident_bytes=status.peak_resident_bytes,
+        steps=status.steps,
+        rows=status.rows,
+        busy_seconds=status.busy_seconds,
+        running=status.sequences_running,
+        waiting=status.sequences_waiting,
+    )
 
 
 def check_request(

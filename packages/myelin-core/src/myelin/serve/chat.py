@@ -11,6 +11,7 @@ from typing import Protocol
 from myelin.errors import RequestError
 from myelin.serve.generation import TextPiece, TextRequest, TokenPipeline, generate_text
 from myelin.serve.prompts import CONTEXT, Message, Prompter
+from myelin.serve.request_book import RequestBook
 from myelin.telemetry.requests import CHAT
 from myelin.values import GREEDY, SamplingParams
 
@@ -72,6 +73,7 @@ class PipelineModel:
         pipeline: What computes.
         prompter: What turns a conversation into tokens.
         max_tokens, sampling, stop: For every answer.
+        book: Told of every answer.
     """
 
     def __init__(
@@ -82,8 +84,10 @@ class PipelineModel:
         max_tokens: int,
         sampling: SamplingParams = GREEDY,
         stop: tuple[str, ...] = (),
+        book: RequestBook | None = None,
     ) -> None:
         self._pipeline = pipeline
+        self._book = book if book is not None else RequestBook()
         self._prompter = prompter
         self._max_tokens = max_tokens
         self._sampling = sampling
@@ -93,7 +97,8 @@ class PipelineModel:
         """See :class:`ChatModel`."""
         prompt = self._prompter.conversation(messages)
         request = TextRequest(prompt, self._max_tokens, self._sampling, self._stop, label=CHAT)
-        async with aclosing(generate_text(self._pipeline, request)) as pieces:
+        tale = self._book.arrived("chat")
+        async with aclosing(generate_text(self._pipeline, request, tale=tale)) as pieces:
             async for piece in pieces:
                 if isinstance(piece, TextPiece):
                     yield piece.text

@@ -12,8 +12,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from myelin.errors import MyelinError
 from myelin.model.detokenize import StopStrings, TextStream
 from myelin.model.tokenizer import Tokenizer
+from myelin.serve.request_book import RequestBook, RequestState, RequestTale
 from myelin.telemetry.requests import UNLABELLED, RequestLabel, labelled
 from myelin.values import GREEDY, FinishReason, SamplingParams
 from myelin.wire.requests import Finished, NewToken
@@ -139,14 +141,40 @@ def timings(*, prompt_tokens: int, new_tokens: int, ttft_s: float, decode_s: flo
 
 
 async def generate_text(
-    pipeline: TokenPipeline, request: TextRequest, *, clock: Callable[[], float] = time.perf_counter
+    pipeline: TokenPipeline,
+    request: TextRequest,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    tale: RequestTale | None = None,
 ) -> AsyncGenerator[TextPiece | Completion, None]:
     """Pieces of text as they come, then one :class:`Completion`. Closing it early cancels the generation.
+
+    Args:
+        tale: Told how the request fares, up to its end.
 
     Raises:
         RequestError: The request can't be served (too long for the context, a bad count).
         MyelinError: The pipeline was lost.
     """
+    if tale is None:
+        tale = RequestBook().arrived("unwatched")
+    tale.begin(len(request.prompt), request.max_tokens)
+    try:
+        async with aclosing(_generate_text(pipeline, request, clock, tale.token)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Completion):
+                    tale.end(RequestState.DONE, piece.finish_reason.value)
+                yield piece
+    except MyelinError as error:
+        tale.end(RequestState.FAILED, error.reason, error.message)
+        raise
+    finally:
+        tale.end(RequestState.CANCELLED)
+
+
+async def _generate_text(
+    pipeline: TokenPipeline, request: TextRequest, clock: Callable[[], float], on_token: Callable[[], None]
+) -> AsyncGenerator[TextPiece | Completion, None]:
     decoder, stops = TextStream(pipeline.tokenizer), StopStrings(request.stop)
     watch = _Stopwatch(clock)
     tokens: list[int] = []
@@ -163,6 +191,7 @@ async def generate_text(
                 reason = event.reason
                 continue
             watch.token()
+            on_token()
             tokens.append(event.token)
             text, stopped = stops.feed(decoder.feed(event.token))
             if text:

@@ -28,6 +28,7 @@ from myelin.serve.prompt_protocol import (
     text_delta,
 )
 from myelin.serve.prompts import Prompter
+from myelin.serve.request_book import RequestBook, RequestState, RequestTale
 from myelin.telemetry.requests import CHAT, UNLABELLED
 from myelin.values import GREEDY, SamplingParams
 
@@ -115,6 +116,7 @@ class PromptServer:
         places: Requests that are computed at once; the others wait in the order in which they came.
         defaults: For requests that don't say otherwise.
         on_request: Told a line for people at the end of each request.
+        book: Told of every request.
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class PromptServer:
         defaults: RequestDefaults = RequestDefaults(),
         on_request: Callable[[str], None] = lambda line: None,
         write_timeout_s: float = WRITE_TIMEOUT_S,
+        book: RequestBook | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._prompter = prompter
@@ -133,6 +136,7 @@ class PromptServer:
         self._defaults = defaults
         self._on_request = on_request
         self._write_timeout_s = write_timeout_s
+        self._book = book if book is not None else RequestBook()
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -208,15 +212,19 @@ class PromptServer:
 
     async def _answer(self, request: SubmitPrompt, writer: asyncio.StreamWriter) -> None:
         """Answer one request; whatever is wrong with it is told to its sender."""
+        tale = self._book.arrived("prompt-rpc", str(request.request_id))
         try:
             # Templates and tokenizers may take a while over a long prompt, and other requests mustn't wait for that.
             text_request = await asyncio.to_thread(self._text_request, request)
             async with self._places:
-                completion = await self._stream(request, text_request, writer)
+                completion = await self._stream(request, text_request, writer, tale)
         except MyelinError as error:
+            tale.end(RequestState.FAILED, error.reason, error.message)
             self._on_request(f"request {request.request_id!r} failed: {error.message}")
             await self._send_fault(writer, request.request_id, error)
             return
+        finally:
+            tale.end(RequestState.CANCELLED)  # it ended in another way, or whoever asked has gone away
         milliseconds = round(completion.timings.elapsed_s * 1000)
         count = len(completion.tokens)
         self._on_request(f"request {request.request_id!r}: {count} tokens in {milliseconds} ms")
@@ -225,9 +233,9 @@ class PromptServer:
         )
 
     async def _stream(
-        self, request: SubmitPrompt, text_request: TextRequest, writer: asyncio.StreamWriter
+        self, request: SubmitPrompt, text_request: TextRequest, writer: asyncio.StreamWriter, tale: RequestTale
     ) -> Completion:
-        async with aclosing(generate_text(self._pipeline, text_request)) as pieces:
+        async with aclosing(generate_text(self._pipeline, text_request, tale=tale)) as pieces:
             async for piece in pieces:
                 if isinstance(piece, Completion):
                     return piece
