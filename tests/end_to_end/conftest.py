@@ -39,7 +39,8 @@ class Commands:
 
     def environment(self, **more: str) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("MYELIN_", "OTEL_"))}
-        return {**kept, "E2E_MARKER": self.marker, "NO_COLOR": "1", "COLUMNS": "120", **more}
+        ours = {"E2E_MARKER": self.marker, "NO_COLOR": "1", "COLUMNS": "120", "MYELIN_SERVE_HTTP": "127.0.0.1:0"}
+        return {**kept, **ours, **more}
 
     def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(

@@ -30,6 +30,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Any:
     from scripted_run import ScriptedRun
 
     run = ScriptedRun()
+    monkeypatch.setenv("MYELIN_SERVE_HTTP", "127.0.0.1:0")
     monkeypatch.setattr("myelin.cli.composition.open_pipeline", run.open)
     monkeypatch.setattr("myelin.cli.composition.prompter", run.prompter)
 

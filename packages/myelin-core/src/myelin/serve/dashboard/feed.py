@@ -187,7 +187,7 @@ class Feed:
             if before:
                 moment = self._clock()
                 for stage, figures in zip(stages, stage_figures(before, stages, now - began), strict=True):
-                    self._pending.append((moment, StageFacts(stage.index, figures)))
+                    self._pending.append((moment, StageFacts(stage.index, {**stage_facts(stage), **figures})))
 
     # Who looks.
 

@@ -22,10 +22,7 @@ from functools import singledispatch
 
 from myelin.orchestrator.events import NodeEvent, NodeState, PhaseEvent, ProgressEvent
 from myelin.serve.dashboard.state import Row, Snapshot, Value, short
-from myelin.telemetry.phases import PHASES, Phase
-
-RECOVERY = "recovery"
-"""The phase as which the mending of a pipeline is told."""
+from myelin.telemetry.phases import PHASES, RECOVERY, Phase
 
 _SPAN_NAMES = {
     NodeState.STARTING: "start",

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from myelin.orchestrator.events import NodeEvent, NodeLog, PhaseEvent, ProgressEvent
-from myelin.telemetry.phases import Phase
+from myelin.telemetry.phases import RECOVERY, Phase
 
 STARTING = "starting"
 SERVING = "serving"
 RECOVERING = "recovering"
 LOST = "lost"
 ENDING = "ending"
-
-_RECOVERY = "recovery"
 
 
 class Health:
@@ -42,7 +40,7 @@ class Health:
             self.status = LOST
         elif event.phase == Phase.SERVING:
             self.status = SERVING if event.state == "started" else ENDING
-        elif event.phase == _RECOVERY:
+        elif event.phase == RECOVERY:
             self.status = RECOVERING if event.state == "started" else SERVING
         elif event.phase in (Phase.SHUTDOWN, Phase.PROVIDER_STOP):
             self.status = ENDING
