@@ -57,10 +57,13 @@ def tests(session: nox.Session) -> None:
         *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis"),
         *("build", "hatchling", "grpcio-tools", "prometheus_client"),
     )
-    _install(session, *LIGHT, editable=True, extra=(*test_tools, *(("xllamacpp", "rotel") if whole else ())))
+    only_once = ("xllamacpp", "rotel", "playwright", "axe-playwright-python")
+    _install(session, *LIGHT, editable=True, extra=(*test_tools, *(only_once if whole else ())))
     _install_models(session)
     both = ["-q", "-n", "2", "--dist", "loadfile", *(f"--ignore={folder}" for folder in TRITON_TESTS)]
-    chosen = session.posargs or (both if whole else [*both, "-m", "not parity and not slow and not soak"])
+    chosen = session.posargs or (
+        both if whole else [*both, "-m", "not parity and not browser and not slow and not soak"]
+    )
     session.run("pytest", *chosen, env={"PYTHONDONTWRITEBYTECODE": "1"})
 
 
@@ -133,7 +136,8 @@ def lowest(session: nox.Session) -> None:
     session.install("-c", str(pinned), *targets, *tools)
     _install_models(session)
     ignored = [f"--ignore={folder}" for folder in TRITON_TESTS]
-    chosen = ["-q", "-n", "2", "--dist", "loadfile", "-m", "not parity and not slow and not soak", *ignored]
+    unwanted = "not parity and not browser and not slow and not soak"
+    chosen = ["-q", "-n", "2", "--dist", "loadfile", "-m", unwanted, *ignored]
     session.run("pytest", *chosen, *session.posargs)
 
 

@@ -44,6 +44,7 @@ class Browser:
     def picture(self, page: Any, name: str, *, whole: bool = True) -> None:
         """Keep how it looks."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        page.evaluate("window.scrollTo(0, 0)")
         page.screenshot(path=self._folder / f"{name}.png", full_page=whole, animations="disabled")
 
     def barriers(self, page: Any) -> list[str]:

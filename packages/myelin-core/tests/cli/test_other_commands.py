@@ -40,7 +40,8 @@ def test_serve_says_where_and_ends_well_on_a_signal(myelin: Myelin, scripted: An
     code, out, err = myelin("serve", "--rpc-bind", "127.0.0.1:0", "--run-id", "r", "--json")
     assert code == 0
     document = json.loads(out)
-    assert set(document) == {"run_id", "rpc_addr", "bootstrap_s", "stages"}
+    assert set(document) == {"run_id", "rpc_addr", "http_url", "bootstrap_s", "stages"}
+    assert f"Dashboard on {document['http_url']}/dashboard" in err
     assert document["run_id"] == "r"
     assert document["rpc_addr"] in err
     assert int(document["rpc_addr"].rpartition(":")[2]) > 0
