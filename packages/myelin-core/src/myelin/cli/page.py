@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from myelin.orchestrator.events import Silent
 from myelin.serve.request_book import RequestBook
+from myelin.telemetry.phases import Phase
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -48,6 +50,22 @@ class Observers:
         """A node wrote a line."""
         for observer in self._observers:
             observer.log(event)
+
+
+CALM_S = 0.6
+"""How long the web framework's import waits at most for the nodes to be on their way."""
+
+
+class _Launch(Silent):
+    """Knows when the nodes are on their way: what the orchestrator itself must do before that is done, and it waits."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+
+    def phase(self, event: PhaseEvent) -> None:
+        """A phase began or ended."""
+        if event.phase == Phase.PROVIDER_START:
+            self.begun.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +135,7 @@ async def live_page(
     from myelin.serve.http.server import HttpServer
 
     book = RequestBook()
-    feed, health = Feed(book), Health()
+    feed, health, launch = Feed(book), Health(), _Launch()
     feed.facts(
         id=str(request.run),
         model=request.model_uri,
@@ -129,15 +147,24 @@ async def live_page(
     )
     with_page = root.settings.runtime.dashboard is not False
     server = HttpServer(listening, lambda: make_app(feed, health, listening, with_page=with_page))
-    tasks = [asyncio.create_task(feed.run(), name="feed"), asyncio.create_task(server.run(), name="http")]
+    tasks = [asyncio.create_task(feed.run(), name="feed"), asyncio.create_task(_answer(server, launch), name="http")]
     for task in tasks:
         task.add_done_callback(_tell_of_failure)
-    page = Page(Observers((display, feed, health)), book, listening.url, feed)
+    page = Page(Observers((display, feed, health, launch)), book, listening.url, feed)
     tell(f"Dashboard on {listening.url}/dashboard" if with_page else f"Health and metrics on {listening.url}")
     try:
         yield page
     finally:
         await _farewell(feed, server, tasks)
+
+
+async def _answer(server: HttpServer, launch: _Launch) -> None:
+    """Answer HTTP. Importing the web framework takes half a second of a core, which mustn't be the nodes' half second;
+    who asks before gets an answer after it."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CALM_S):
+            await launch.begun.wait()
+    await server.run()
 
 
 def _tell_of_failure(task: asyncio.Task[None]) -> None:
