@@ -143,7 +143,7 @@ def scripted_page(token: str = "", port: int = 0) -> Iterator[Scripted]:
     stop: list[asyncio.Event] = []
 
     async def serve() -> None:
-        from myelin.cli.page import make_app
+        from myelin.cli.page import Figures, make_app
         from myelin.serve.http.server import HttpServer
 
         book = RequestBook()
@@ -153,7 +153,7 @@ def scripted_page(token: str = "", port: int = 0) -> Iterator[Scripted]:
             provider="process", stages=3, version="0.1.0", state="starting",
         )  # fmt: skip
         listening = listen(f"127.0.0.1:{port}", SecretStr(token) if token else None)
-        server = HttpServer(listening, lambda: make_app(feed, health, listening, with_page=True))
+        server = HttpServer(listening, lambda: make_app(feed, Figures(feed), health, listening, with_page=True))
         tasks = [asyncio.create_task(feed.run()), asyncio.create_task(server.run())]
         ended = asyncio.Event()
         stop.append(ended)

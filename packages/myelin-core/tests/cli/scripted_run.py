@@ -39,6 +39,7 @@ class LivePipeline(ScriptedPipeline):
     bootstrap_seconds: float = 1.25
     options: Any = field(default_factory=lambda: SimpleNamespace(max_context=100, max_sequences=2))
     parameters: Any = field(default_factory=lambda: SimpleNamespace(vocab_size=256))
+    metrics: Any = None
     plan: Any = field(default_factory=lambda: SimpleNamespace(model_uri="/some/model.gguf"))
 
     async def status(self) -> tuple[StageStatus, ...]:

@@ -80,12 +80,8 @@ async def test_requests_are_shown_from_their_arrival_to_their_end() -> None:
 async def test_the_exposition_is_what_prometheus_reads() -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
-    book = RequestBook()
-    feed = Feed(book)
-    tale = book.arrived("chat")
-    tale.begin(5, 8)
-    tale.token()
-    feed.facts(state="serving", tokens=book.tokens, done=3)
+    feed = Feed(RequestBook())
+    feed.facts(state="serving", recoveries=2, done=3)
     feed.tick()
     text = exposition(feed.snapshot).decode()
     samples = {
@@ -93,7 +89,7 @@ async def test_the_exposition_is_what_prometheus_reads() -> None:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-    assert samples["myelin_generated_tokens_total",] == 1
-    assert samples["myelin_requests_total", "done"] == 3
+    assert samples["myelin_recoveries_total",] == 2
+    assert samples["myelin_requests_ended_total", "done"] == 3
     assert samples["myelin_run_state", "serving"] == 1
     assert samples["myelin_run_state", "lost"] == 0

@@ -90,7 +90,7 @@ class Repl:
         from myelin.cli.stages import stages_table
         from myelin.serve.chat import PipelineModel
 
-        request = composition.run_request(self._root)
+        request = composition.run_request(self._root, live=listening is not None)
         settings = self._root.settings
         with Display(settings.observability.log_level) as display:
             async with (

@@ -81,8 +81,11 @@ def named_plugins(settings: Settings) -> dict[str, list[str]]:
     }
 
 
-def run_request(root: Root) -> RunRequest:
+def run_request(root: Root, *, live: bool = False) -> RunRequest:
     """The run that the settings ask for.
+
+    Args:
+        live: Somebody watches it.
 
     Raises:
         PluginError: A plugin that the settings name can't be used; all of them at once.
@@ -121,6 +124,7 @@ def run_request(root: Root) -> RunRequest:
         tokenizer_path=settings.model.tokenizer_local_path,
         log_dir=runtime.log_dir,
         trace_file=str(settings.observability.trace_file or ""),
+        live=live,
         frame_log=str(settings.observability.telemetry_frame_log or ""),
         frame_log_bytes=settings.observability.telemetry_frame_log_mb * 1_000_000,
     )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from myelin.serve.http.address import Listening
     from myelin.serve.http.health import Health
     from myelin.serve.http.server import HttpServer
+    from myelin.telemetry.metrics import Metrics
 
 
 class Observers:
@@ -68,6 +69,34 @@ class _Launch(Silent):
             self.begun.set()
 
 
+class Figures:
+    """The run's figures, for ``/metrics`` and for the page.
+
+    Attributes:
+        metrics: The telemetry's, once there is a pipeline.
+    """
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self.metrics: Metrics | None = None
+
+    def prometheus(self) -> bytes:
+        """Everything, in Prometheus' text format."""
+        from myelin.serve.dashboard.exposition import exposition
+
+        told = self.metrics.prometheus() if self.metrics is not None else b""
+        return told + exposition(self._feed.snapshot)
+
+    def events(self) -> Iterator[object]:
+        """What the nodes sampled last, as events for the page."""
+        from myelin.serve.dashboard.figures import node_figures
+        from myelin.serve.dashboard.reducer import StageFacts
+
+        for node in self.metrics.nodes() if self.metrics is not None else ():
+            if node.stage >= 0:
+                yield StageFacts(node.stage, node_figures(node))
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """What a command tells of its run; where there is no HTTP, nobody listens.
@@ -82,12 +111,15 @@ class Page:
     book: RequestBook
     base_url: str = ""
     feed: Feed | None = None
+    figures: Figures | None = None
 
     def serving(self, pipeline: Pipeline) -> None:
         """The pipeline is there."""
-        if self.feed is not None:
+        if self.feed is not None and self.figures is not None:
+            self.figures.metrics = pipeline.metrics
             self.feed.serving(
                 pipeline,
+                self.figures.events,
                 bootstrap_s=round(pipeline.bootstrap_seconds, 3),
                 max_context=pipeline.options.max_context,
                 places=pipeline.options.max_sequences,
@@ -146,11 +178,12 @@ async def live_page(
         state="starting",
     )
     with_page = root.settings.runtime.dashboard is not False
-    server = HttpServer(listening, lambda: make_app(feed, health, listening, with_page=with_page))
+    figures = Figures(feed)
+    server = HttpServer(listening, lambda: make_app(feed, figures, health, listening, with_page=with_page))
     tasks = [asyncio.create_task(feed.run(), name="feed"), asyncio.create_task(_answer(server, launch), name="http")]
     for task in tasks:
         task.add_done_callback(_tell_of_failure)
-    page = Page(Observers((display, feed, health, launch)), book, listening.url, feed)
+    page = Page(Observers((display, feed, health, launch)), book, listening.url, feed, figures)
     tell(f"Dashboard on {listening.url}/dashboard" if with_page else f"Health and metrics on {listening.url}")
     try:
         yield page
@@ -184,9 +217,8 @@ async def _farewell(feed: Feed, server: HttpServer, tasks: list[asyncio.Task[Non
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def make_app(feed: Feed, health: Health, listening: Listening, *, with_page: bool) -> ASGIApp:
+def make_app(feed: Feed, figures: Figures, health: Health, listening: Listening, *, with_page: bool) -> ASGIApp:
     """The application. Imports the web framework, which takes a while."""
-    from myelin.serve.dashboard.exposition import exposition
     from myelin.serve.http.app import create_app
     from myelin.serve.http.guard import Access
 
@@ -197,4 +229,4 @@ def make_app(feed: Feed, health: Health, listening: Listening, *, with_page: boo
         from myelin.serve.dashboard.pages import dashboard_router
 
         routers.append(dashboard_router(feed, access))
-    return create_app(access, health, lambda: exposition(feed.snapshot), routers)
+    return create_app(access, health, figures.prometheus, routers)

@@ -53,7 +53,7 @@ async def _ask(root: Root, words: str, listening: Listening | None, *, raw: bool
     from myelin.serve.generation import TextRequest
     from myelin.telemetry.requests import CHAT, UNLABELLED
 
-    request = composition.run_request(root)
+    request = composition.run_request(root, live=listening is not None)
     settings = root.settings.prompt
     with Display(root.settings.observability.log_level) as display:
         async with (

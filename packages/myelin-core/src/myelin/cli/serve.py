@@ -68,7 +68,7 @@ class _Server:
         from myelin.cli.page import live_page
 
         settings = self._root.settings
-        request = composition.run_request(self._root)
+        request = composition.run_request(self._root, live=listening is not None)
         with Display(settings.observability.log_level) as display:
             async with (
                 live_page(self._root, request, listening, display) as page,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
@@ -69,6 +69,7 @@ class Feed:
         self._lines_seen = 0
         self._counted = Counted(time.monotonic(), 0)
         self._pipeline: Watched | None = None
+        self._more: Callable[[], Iterable[object]] = tuple
         self._measured: tuple[float, Sequence[StageStatus]] = (time.monotonic(), ())
         self._changed = asyncio.Event()
         self._closed = False
@@ -100,10 +101,17 @@ class Feed:
         """Something is known of the run: values of its row (see :mod:`myelin.serve.dashboard.reducer`)."""
         self._pending.append((self._clock(), RunFacts(values)))
 
-    def serving(self, pipeline: Watched, **values: Value) -> None:
-        """There is a pipeline: what it is made of is shown, and how busy it is from now on."""
+    def serving(self, pipeline: Watched, more: Callable[[], Iterable[object]] = tuple, **values: Value) -> None:
+        """There is a pipeline: what it is made of is shown, and how busy it is from now on.
+
+        Args:
+            pipeline: It.
+            more: Asked at each measurement for more events (see :mod:`myelin.serve.dashboard.reducer`).
+            values: Of the run's row.
+        """
         self.facts(**values)
         self._pipeline = pipeline
+        self._more = more
         self._measured = (time.monotonic(), ())
         self._describe(pipeline.stages)
 
@@ -184,8 +192,9 @@ class Feed:
             async with asyncio.timeout(MEASURE_TIMEOUT_S):
                 stages = tuple(await self._pipeline.status())
             self._measured = (now, stages)
+            moment = self._clock()
+            self._pending.extend((moment, event) for event in self._more())
             if before:
-                moment = self._clock()
                 for stage, figures in zip(stages, stage_figures(before, stages, now - began), strict=True):
                     self._pending.append((moment, StageFacts(stage.index, {**stage_facts(stage), **figures})))
 

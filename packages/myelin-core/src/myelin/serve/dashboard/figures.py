@@ -11,6 +11,7 @@ from myelin.serve.request_book import RequestTale
 
 if TYPE_CHECKING:
     from myelin.orchestrator.pipeline import StageStatus
+    from myelin.telemetry.node_figures import NodeFigures
 
 
 def request_row(tale: RequestTale, now: float) -> Row:
@@ -73,6 +74,23 @@ def stage_facts(stage: StageStatus) -> dict[str, Value]:
         "kv_bytes": stage.kv_bytes,
         "load_s": round(stage.load_seconds, 3),
     }
+
+
+def node_figures(node: NodeFigures) -> dict[str, Value]:
+    """What a node sampled of itself: ``hop_ms`` (None for the head, which no stage is before), ``kv_used`` (a share),
+    ``cpu`` (of one core), and its GPU where it has one."""
+    return {
+        "hop_ms": _in_milliseconds(node.hop_seconds) if node.stage > 0 else None,
+        "kv_used": node.kv_usage,
+        "cpu": round(node.process_cpu, 3),
+        "gpu": node.gpu_utilization,
+        "gpu_bytes": node.gpu_memory,
+        "gpu_watts": node.gpu_power,
+    }
+
+
+def _in_milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)
 
 
 def stage_figures(

@@ -102,6 +102,10 @@ function update(card, { node, stage }) {
     if (stage.resident_bytes) facts.push(["memory", bytes(stage.resident_bytes)]);
     if (stage.step_ms) facts.push(["step", duration(stage.step_ms)]);
     if (stage.rows_per_s) facts.push(["rows/s", rate(stage.rows_per_s)]);
+    if (stage.cpu) facts.push(["CPU", percent(stage.cpu)]);
+    if (stage.gpu !== undefined && stage.gpu !== null) facts.push(["GPU", percent(stage.gpu)]);
+    if (stage.gpu_bytes) facts.push(["GPU memory", bytes(stage.gpu_bytes)]);
+    if (stage.gpu_watts) facts.push(["power", `${Math.round(stage.gpu_watts)} W`]);
     if (stage.kv_used !== undefined && stage.kv_used !== null) facts.push(["KV used", percent(stage.kv_used)]);
   }
   if (state !== "planned") facts.push(["member", state === "lost" ? "lost" : ["starting", "announced"].includes(state) ? "not yet" : state === "released" ? "left" : "alive"]);
