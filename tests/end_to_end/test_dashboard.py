@@ -87,6 +87,7 @@ def test_a_whole_life_is_seen(myelin, tmp_path):
         assert "counting" in page.locator("#requests tr").first.inner_text()
         until(page, "document.querySelectorAll('#latency-chart circle').length === 2")
         until(page, "document.querySelector('.stage [role=meter]') !== null", 10)
+        until(page, "/\\d/.test(document.querySelector('.stage[data-node=stage-1] .hop').textContent)", 10)
         with urllib.request.urlopen(f"{url}/metrics", timeout=5) as metrics:
             assert re.search(rb"^myelin_\w+ [1-9]", metrics.read(), re.MULTILINE)
 

@@ -82,6 +82,13 @@ def test_requests_rates_and_latencies_are_seen(browser: Browser, run: Scripted) 
     until(page, "document.getElementById('figure-requests').textContent === '1 running'")
     page.locator("#requests-filter").select_option("done")
     assert page.locator("#requests tr").count() == 1
+    page.locator("#requests-filter").select_option("")
+    for number in range(20):
+        run.answer(2, label=f"more-{number}")
+    until(page, "document.getElementById('requests-more').textContent === 'Show 12 more'")
+    assert page.locator("#requests tr").count() == 12
+    page.locator("#requests-more").click()
+    assert page.locator("#requests tr").count() == 24
     page.wait_for_selector(".stage [role=meter]")
     browser.picture(page, "serving")
 

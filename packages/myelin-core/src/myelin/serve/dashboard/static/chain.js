@@ -17,6 +17,10 @@ function cards(tables) {
     .sort((a, b) => a.node.stage - b.node.stage || a.node.node.localeCompare(b.node.node));
 }
 
+function layers({ first_layer: first, end_layer: end }) {
+  return end - first === 1 ? `layer ${first}` : `layers ${first}–${end - 1}`;
+}
+
 export function showChain({ tables }) {
   const items = cards(tables);
   $("chain-empty").hidden = items.length > 0;
@@ -80,7 +84,7 @@ function update(card, { node, stage }) {
   set(card.pill, "data-tone", TONES[state] ?? "idle");
   const made = [];
   if (stage) {
-    made.push(`layers ${stage.first_layer}–${stage.end_layer - 1}`, stage.engine);
+    made.push(layers(stage), stage.engine);
     if (stage.threads) made.push(`${stage.threads} ${stage.threads === 1 ? "thread" : "threads"}`);
   } else if (node.address || node.offer) made.push(node.address || node.offer);
   say(card.made, made.join(" · ") || (node.stage >= 0 ? `stage ${node.stage}` : " "));

@@ -212,6 +212,10 @@ $("logs").addEventListener("wheel", (event) => {
   if (event.deltaY < 0) $("logs-follow").checked = false;
 }, { passive: true });
 $("requests-filter").addEventListener("change", () => showRequests(state, now()));
+$("requests-more").addEventListener("click", ({ currentTarget: button }) => {
+  button.ariaExpanded = button.ariaExpanded === "true" ? "false" : "true";
+  showRequests(state, now());
+});
 addEventListener("resize", () => {
   changed.add("samples");
   changed.add("answers");

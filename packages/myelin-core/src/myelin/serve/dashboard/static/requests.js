@@ -3,12 +3,16 @@ import { $, keyed, make, say, set } from "./dom.js";
 import { age, count, duration, rate } from "./format.js";
 
 const TONES = { waiting: "warn", running: "busy", done: "good", cancelled: "idle", failed: "bad" };
-const SHOWN = 50;
+const FEW = 12;
 
 export function showRequests({ tables }, now) {
   const wanted = $("requests-filter").value;
   const all = Object.values(tables.requests);
-  const rows = all.filter((row) => !wanted || row.state === wanted).sort((a, b) => b.number - a.number).slice(0, SHOWN);
+  const found = all.filter((row) => !wanted || row.state === wanted).sort((a, b) => b.number - a.number);
+  const more = $("requests-more");
+  const rows = more.ariaExpanded === "true" ? found : found.slice(0, FEW);
+  more.hidden = found.length <= FEW;
+  say(more, more.ariaExpanded === "true" ? "Show fewer" : `Show ${count(found.length - FEW)} more`);
   $("requests-empty").hidden = rows.length > 0;
   say($("requests-empty"), all.length ? "None of these." : "No requests yet.");
   $("requests").closest("table").hidden = rows.length === 0;
