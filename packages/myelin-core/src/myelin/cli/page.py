@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from myelin.orchestrator.events import Silent
 from myelin.serve.request_book import RequestBook
@@ -69,16 +69,28 @@ class _Launch(Silent):
             self.begun.set()
 
 
+class Spent(Protocol):
+    """What the nodes cost."""
+
+    @property
+    def dollars_per_hour(self) -> float: ...
+
+    @property
+    def dollars(self) -> float: ...
+
+
 class Figures:
     """The run's figures, for ``/metrics`` and for the page.
 
     Attributes:
         metrics: The telemetry's, once there is a pipeline.
+        spend: Says what the nodes cost, where somebody knows.
     """
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
         self.metrics: Metrics | None = None
+        self.spend: Callable[[], Spent] | None = None
 
     def prometheus(self) -> bytes:
         """Everything, in Prometheus' text format."""
@@ -88,9 +100,12 @@ class Figures:
         return told + exposition(self._feed.snapshot)
 
     def events(self) -> Iterator[object]:
-        """What the nodes sampled last, as events for the page."""
+        """What the nodes sampled last, and what they cost, as events for the page."""
         from myelin.serve.dashboard.figures import node_figures
-        from myelin.serve.dashboard.reducer import StageFacts
+        from myelin.serve.dashboard.reducer import RunFacts, StageFacts
+
+        if self.spend is not None and ((spent := self.spend()).dollars_per_hour or spent.dollars):
+            yield RunFacts({"dollars_per_hour": spent.dollars_per_hour, "dollars": spent.dollars})
 
         for node in self.metrics.nodes() if self.metrics is not None else ():
             if node.stage >= 0:
