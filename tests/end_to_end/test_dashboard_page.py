@@ -90,6 +90,10 @@ def test_requests_rates_and_latencies_are_seen(browser: Browser, run: Scripted) 
     page.locator("#requests-more").click()
     assert page.locator("#requests tr").count() == 24
     page.wait_for_selector(".stage [role=meter]")
+    assert page.locator("#spend").is_hidden(), "these nodes cost nothing"
+    run.tell(lambda: run.feed.facts(dollars_per_hour=0.42, dollars=0.0123))
+    until(page, "document.getElementById('figure-spend').textContent === '$0.0123'")
+    assert page.locator("#figure-spend-sub").inner_text() == "$0.4200 an hour"
     browser.picture(page, "serving")
 
 
