@@ -1,18 +1,14 @@
-"""The hooks of this package. It can't start containers yet, and says so."""
+"""The plugin ``docker``: its configuration, its provider, and its commands."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import TYPE_CHECKING
 
-from myelin.plugin import ConfigSection, hookimpl
+from myelin.plugin import ConfigSection, Provider, ProviderContext, hookimpl
+from myelin_provider_docker.section import DockerSection
 
-
-class DockerSection(BaseModel):
-    """The table ``[docker]`` of the configuration."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    gpus: str = Field("", description="GPUs that containers get, as `docker run --gpus` takes them: all, 2, device=0")
+if TYPE_CHECKING:
+    import typer
 
 
 @hookimpl
@@ -22,6 +18,18 @@ def myelin_config_section() -> ConfigSection:
 
 
 @hookimpl
-def myelin_not_ready() -> str:
-    """It doesn't start containers in this version."""
-    return "starting nodes as containers comes in a later version"
+def myelin_provider(name: str, context: ProviderContext) -> Provider | None:
+    """The provider, where ``name`` is ``docker``."""
+    if name != "docker":
+        return None
+    from myelin_provider_docker.provider import DockerProvider
+
+    return DockerProvider(context)
+
+
+@hookimpl
+def myelin_commands() -> typer.Typer:
+    """``myelin docker build``."""
+    from myelin_provider_docker.commands import app
+
+    return app

@@ -10,7 +10,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prepare_streams()
     debug = "--debug" in words or bool(os.environ.get("MYELIN_DEBUG"))
     try:
-        result = typer.main.get_command(app).main(words, prog_name="myelin", standalone_mode=False)
+        result = _command(words).main(words, prog_name="myelin", standalone_mode=False)
         sys.stdout.flush()
     except BaseException as error:
         if debug and not isinstance(error, (SystemExit, typer.Exit)):
@@ -71,6 +71,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if result == INTERRUPTED:  # newer versions of typer turn an interruption into this code by themselves
         return report(KeyboardInterrupt())
     return result if isinstance(result, int) else 0
+
+
+def _command(words: Sequence[str]) -> Any:
+    """The whole command, with a plugin's own beneath it where ``words`` ask for one.
+
+    Plugins are looked for only then: a command of Myelin's own, or ``--help``, needn't wait for them.
+    """
+    command: Any = typer.main.get_command(app)
+    name = next((word for word in words if not word.startswith("-")), "")
+    if name and name not in command.commands:
+        from myelin.plugins.registry import Registry
+
+        if (added := Registry.discover().commands(name)) is not None:
+            command.add_command(typer.main.get_command(added), name)
+    return command
 
 
 def report(error: BaseException) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol
 
 from pydantic import BaseModel, SecretStr
@@ -140,11 +141,14 @@ class ProviderContext:
         run: Whose nodes it starts.
         section: Its own configuration section, a validated model.
         nodes: How many nodes the run has: a provider whose nodes share a machine gives each its part of the cores.
+        model_files: The model's files on this machine, absolute, which every node opens at the same paths; empty where
+            nodes fetch it themselves.
     """
 
     run: RunId
     section: BaseModel | None = None
     nodes: int = 1
+    model_files: tuple[Path, ...] = ()
 
 
 class Provider(Protocol):

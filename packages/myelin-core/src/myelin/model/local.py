@@ -103,6 +103,11 @@ class JoinedFiles:
             self._starts.append(self._starts[-1] + file.size)
 
     @property
+    def files(self) -> tuple[LocalFile, ...]:
+        """The pieces, in order."""
+        return self._files
+
+    @property
     def name(self) -> str:
         """The name of the whole."""
         return self._name
@@ -137,6 +142,15 @@ class JoinedFiles:
         """Close all files; twice is fine."""
         for file in self._files:
             file.close()
+
+
+def local_paths(parts: Iterable[object]) -> tuple[Path, ...]:
+    """The absolute paths of those of ``parts`` (a model's open files) that are files of this machine."""
+    found: list[Path] = []
+    for part in parts:
+        files = part.files if isinstance(part, JoinedFiles) else (part,)
+        found += [file.path.absolute() for file in files if isinstance(file, LocalFile)]
+    return tuple(found)
 
 
 def open_all(paths: Iterable[Path]) -> tuple[LocalFile, ...]:

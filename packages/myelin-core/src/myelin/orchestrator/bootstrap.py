@@ -143,7 +143,7 @@ class _Run:
         plan = await self.plan()
         self.open_transport()
         self.watch_membership()
-        self.open_provider()
+        self.open_provider(plan)
         self.specify_nodes(plan)
         provisions = self.plan_shards(plan)
         self.gather_tools(provisions)
@@ -227,11 +227,11 @@ class _Run:
         with self.story.phase(Phase.MEMBERSHIP, {attributes.MEMBERSHIP_KIND: "control-stream"}):
             self.background.start(self.follow_losses(), "follow losses")
 
-    def open_provider(self) -> None:
+    def open_provider(self, plan: Planning) -> None:
         """provisioner: who starts nodes."""
         request = self.request
         with self.story.phase(Phase.PROVISIONER, {attributes.PROVIDER: request.provider}):
-            context = ProviderContext(request.run, request.provider_section, request.stages)
+            context = ProviderContext(request.run, request.provider_section, request.stages, plan.model.files)
             provider = self.registry.provider(request.provider, context)
             self.same_host = bool(getattr(provider, "same_host", False))
             self.executor = Executor(
@@ -277,7 +277,9 @@ class _Run:
                 }
                 with self.story.node(Phase.STAGE_SHARD_PLAN, stage.node, None, fields):
                     pass
-            return tuple(provision_message(plan, index) for index in range(len(plan.plan.stages)))
+            return tuple(
+                provision_message(plan, index, same_host=self.same_host) for index in range(len(plan.plan.stages))
+            )
 
     def gather_tools(self, provisions: tuple[pb.Provision, ...]) -> None:
         """What brings nodes up, now and whenever one is replaced."""

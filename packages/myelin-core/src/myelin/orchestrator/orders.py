@@ -17,8 +17,12 @@ PROVISION_ID = 1
 """Each node gets one stage in its life, so one number will do."""
 
 
-def provision_message(plan: Planning, index: int) -> pb.Provision:
-    """What the node of stage ``index`` is told to load; without the end tokens."""
+def provision_message(plan: Planning, index: int, *, same_host: bool = True) -> pb.Provision:
+    """What the node of stage ``index`` is told to load; without the end tokens.
+
+    Args:
+        same_host: The nodes share this machine's files, and so its cache; others keep what they fetch in their own.
+    """
     stage, options = plan.plan.stages[index], plan.options
     facts = pack_facts(plan.facts) if plan.model.fingerprints else b""
     if len(facts) > MOST_BYTES:
@@ -39,7 +43,7 @@ def provision_message(plan: Planning, index: int) -> pb.Provision:
         stage_count=len(plan.plan.stages),
         first_layer=stage.slice.first_layer,
         end_layer=stage.slice.end_layer,
-        model_cache_dir=str(plan.request.source_options.cache_dir),
+        model_cache_dir=str(plan.request.source_options.cache_dir) if same_host else "",
         part_sizes=plan.model.part_sizes,
         header_digest=plan.model.digest,
         part_fingerprints=plan.model.fingerprints,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from myelin.engine.contract import EngineOptions, EngineSupport
@@ -11,6 +12,7 @@ from myelin.errors import ModelError
 from myelin.model.architecture import Hyperparameters, stage_tensors
 from myelin.model.digest import header_digest
 from myelin.model.facts import ModelFacts
+from myelin.model.local import local_paths
 from myelin.model.shard import fingerprints
 from myelin.model.source import FetchProgress, ModelSource
 from myelin.orchestrator.engines import AUTO, choose_engine
@@ -39,6 +41,7 @@ class OpenedModel:
         part_sizes: Bytes of its files.
         digest: SHA-256 over the headers.
         fingerprints: Which version of each file it was, where the source tells versions apart; empty otherwise.
+        files: Its files on this machine, absolute; empty where nodes fetch it.
     """
 
     uri: str
@@ -47,6 +50,7 @@ class OpenedModel:
     part_sizes: tuple[int, ...]
     digest: bytes
     fingerprints: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,7 @@ def open_model(source: ModelSource, progress: FetchProgress | None = None) -> Op
             part_sizes=tuple(part.size for part in parts),
             digest=header_digest(facts, parts),
             fingerprints=fingerprints(parts),
+            files=local_paths(parts),
         )
     finally:
         opening.close_all(parts)

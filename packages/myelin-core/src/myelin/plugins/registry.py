@@ -31,6 +31,7 @@ from myelin.telemetry.sink import TelemetrySink
 from myelin.transport.contract import Transport, TransportOptions
 
 if TYPE_CHECKING:
+    import typer
     from opentelemetry.sdk.trace.export import SpanExporter
 
 PROVIDERS = "myelin.providers"
@@ -128,6 +129,22 @@ class Registry:
                 self._load(candidate)
         unique = {section.name: section for section in self._sections.values()}
         return tuple(unique[name] for name in sorted(unique))
+
+    def commands(self, name: str) -> typer.Typer | None:
+        """The commands that the plugin ``name`` adds; None where there is no such plugin, or it adds none.
+
+        Raises:
+            PluginError: It fails when it is asked.
+        """
+        from typer import Typer
+
+        for group in GROUPS:
+            for candidate in self._named(group, name):
+                self._wanted.add((group, name))
+                self._load(candidate)
+                if (found := self._collect(candidate, "myelin_commands", Typer)) is not None:
+                    return found
+        return None
 
     def section_of(self, group: str, name: str) -> str:
         """The name of the plugin's configuration section; empty where it has none."""
@@ -391,7 +408,9 @@ class Registry:
         raise failure([(row, GROUPS[candidate.group], ())])
 
 
-_COLLECTED = frozenset({"myelin_config_section", "myelin_not_ready", "myelin_engine_support", "myelin_telemetry"})
+_COLLECTED = frozenset(
+    {"myelin_config_section", "myelin_not_ready", "myelin_commands", "myelin_engine_support", "myelin_telemetry"}
+)
 """Hooks for which pluggy answers a list (all others are ``firstresult``)."""
 
 

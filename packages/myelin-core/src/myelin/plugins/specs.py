@@ -26,6 +26,7 @@ from myelin.telemetry.sink import TelemetrySink
 from myelin.transport.contract import Transport, TransportOptions
 
 if TYPE_CHECKING:
+    import typer
     from opentelemetry.sdk.trace.export import SpanExporter  # its import takes longer than all the rest of this room
 
 GROUPS = {
@@ -85,6 +86,15 @@ def myelin_not_ready() -> str | None:
 
     Called once after loading. A plugin that answers a text is shown by ``myelin plugins`` with the state ``not-ready``,
     and using it is an error with this text. It needn't have the hook of its group yet.
+    """
+
+
+@hookspec
+def myelin_commands() -> typer.Typer | None:
+    """Commands of the plugin's own, beneath ``myelin NAME``, where NAME is the entry point's.
+
+    Called where that name is on the command line, and is none of Myelin's own commands. Any group. What takes long to
+    import belongs inside the commands.
     """
 
 
