@@ -15,6 +15,8 @@ from myelin_provider_docker.standing import NODE_PORT
 WORKER_COMMAND = ("python", "-m", "myelin", "worker", "--boot-stdin")
 CACHE_FOLDER = "/var/cache/myelin"
 """The home of everything that a node keeps: parts of models, compiled kernels."""
+SCRATCH_FOLDER = "/tmp/myelin"
+"""The same where nothing is kept and all else is read-only. In memory, and so part of the container's limit."""
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 _LOG = {"type": "json-file", "config": {"max-size": "16m", "max-file": "4"}}
 """The one log that every daemon can read back, whatever its default is, and bounded."""
@@ -58,10 +60,11 @@ def plan_container(
         cores: How many of the machine's cores the node computes with; 0 is all that it sees.
         command: In place of :data:`WORKER_COMMAND`.
     """
+    home = CACHE_FOLDER if section.cache or not section.read_only else SCRATCH_FOLDER
     environment = {
-        "HOME": CACHE_FOLDER,
-        "XDG_CACHE_HOME": CACHE_FOLDER,
-        "TRITON_CACHE_DIR": f"{CACHE_FOLDER}/triton",
+        "HOME": home,
+        "XDG_CACHE_HOME": home,
+        "TRITON_CACHE_DIR": f"{home}/triton",
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
     }
@@ -109,19 +112,16 @@ def creation(api: Any, plan: ContainerPlan) -> dict[str, Any]:
 
     section = plan.section
     mounts = [Mount(str(file), str(file), type="bind", read_only=True) for file in plan.files]
-    tmpfs = {"/tmp": "rw,nosuid,nodev,mode=1777"}
     if section.cache:
         kind = "bind" if section.cache.startswith("/") else "volume"
         mounts.append(Mount(CACHE_FOLDER, section.cache, type=kind))
-    elif section.read_only:
-        tmpfs[CACHE_FOLDER] = "rw,nosuid,nodev,exec,mode=1777"
     limit = section.memory_limit
     host: dict[str, Any] = {
         "init": True,
         "read_only": section.read_only,
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges:true"],
-        "tmpfs": tmpfs,
+        "tmpfs": {"/tmp": "rw,exec,nosuid,nodev,mode=1777"},  # exec: compiled kernels are loaded from there
         "mounts": mounts,
         "pids_limit": section.pids,
         "network_mode": section.network,

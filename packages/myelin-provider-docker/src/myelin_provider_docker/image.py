@@ -65,14 +65,23 @@ def requirements(request: ImageRequest, version: str) -> list[str]:
     return [*(f"{name}=={version}" for name in ours), *request.packages]
 
 
-def build_arguments(request: ImageRequest, version: str) -> dict[str, str]:
+def build_arguments(request: ImageRequest) -> dict[str, str]:
     """The build's ``ARG`` values. Pure."""
-    arguments = {"VARIANT": "cuda" if request.cuda else "cpu", "VERSION": version}
+    arguments = {"VARIANT": "cuda" if request.cuda else "cpu"}
     if request.base:
         arguments["BASE"] = request.base
     if request.wheels is not None:
         arguments["PIP_NO_INDEX"] = "1"
     return arguments
+
+
+def image_labels(request: ImageRequest, version: str) -> dict[str, str]:
+    """What the image says of itself. Pure."""
+    return {
+        "org.opencontainers.image.title": "Myelin node",
+        "org.opencontainers.image.version": version,
+        "myelin.variant": "cuda" if request.cuda else "cpu",
+    }
 
 
 def build(request: ImageRequest, section: DockerSection, say: Say, environment: Mapping[str, str] = os.environ) -> str:
@@ -101,7 +110,8 @@ def build(request: ImageRequest, section: DockerSection, say: Say, environment: 
                     fileobj=archive,
                     custom_context=True,
                     tag=request.name,
-                    buildargs=build_arguments(request, version),
+                    buildargs=build_arguments(request),
+                    labels=image_labels(request, version),
                     rm=True,
                     forcerm=True,
                     decode=True,
@@ -189,11 +199,8 @@ def make_wheel(tree: Path, into: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise ProviderError(
-            f"no wheel could be made of {tree}: {last}",
-            "or name a folder of wheels with --wheels",
-            reason="image-build",
-        )
+        hint = "or name a folder of wheels with --wheels"
+        raise ProviderError(f"no wheel could be made of {tree}: {last}", hint, reason="image-build")
 
 
 def pack(folder: Path, archive: object) -> None:

@@ -23,8 +23,11 @@ from pathlib import Path
 START_S = 30.0
 STOP_S = 30.0
 PROGRAMS = ("dockerd", "containerd", "runc", "docker-init", "iptables", "ip", "nsenter")
-_SHELL_TOOLS = ("sh", "ls", "cat", "rm", "mkdir", "chown", "chmod", "sleep", "id", "env")
-_LIBRARIES = ("libstdc++.so.6", "libgcc_s.so.1", "libz.so.1")
+_SHELL_TOOLS = ("sh", "ls", "cat", "rm", "mkdir", "chown", "chmod", "sleep", "id", "env", "find")
+_LIBRARIES = (
+    *("libstdc++.so.6", "libgcc_s.so.1", "libz.so.1", "librt.so.1", "libpthread.so.0", "libdl.so.2", "libutil.so.1"),
+    *("libresolv.so.2", "libnss_files.so.2", "libnss_dns.so.2"),
+)
 """What wheels expect of any system, and the base image of Python has."""
 _LEFT_OUT = {"test", "tests", "__pycache__", "site-packages", "idlelib", "tkinter", "turtledemo", "lib2to3"}
 _MULTIARCH = "/lib/x86_64-linux-gnu"
@@ -83,6 +86,7 @@ class Engine:
         if self._number:
             subprocess.run(["ip", "link", "del", self._outside], check=False, capture_output=True)
             subprocess.run(["ip", "netns", "del", self._namespace], check=False, capture_output=True)
+        self._unmount()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def inside(self, *words: str) -> list[str]:
@@ -157,6 +161,12 @@ class Engine:
                 raise RuntimeError(f"dockerd did not start:\n{self.log()[-3000:]}")
             time.sleep(0.05)
 
+    def _unmount(self) -> None:
+        """The daemon keeps a handle of its network namespace, and of what a kill has interrupted."""
+        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+        for mounted in sorted((path for path in mounts if path.startswith(f"{self._folder}/")), reverse=True):
+            subprocess.run(["umount", "-l", mounted], check=False, capture_output=True)
+
     def _answers(self) -> bool:
         import docker
 
@@ -200,16 +210,14 @@ def root_file_system(
         for package in packages:
             _add_package(tar, package, f"usr/local/lib/{version}/site-packages")
         for tool in _SHELL_TOOLS:
-            path = Path(os.path.realpath(shutil.which(tool) or f"/bin/{tool}"))
-            needed |= set(_libraries_of([path]))
-            tar.add(path, f"bin/{tool}", filter=_plain)
+            program = Path(os.path.realpath(shutil.which(tool) or f"/bin/{tool}"))
+            needed |= set(_libraries_of([program]))
+            tar.add(program, f"bin/{tool}", filter=_plain)
         for path in sorted(needed):
-            inside = (
-                "lib64/ld-linux-x86-64.so.2" if "ld-linux" in path else f"{_MULTIARCH.strip('/')}/{Path(path).name}"
-            )
-            tar.add(os.path.realpath(path), inside, filter=_plain)
-        for path, inside in files:
-            tar.add(path, inside.lstrip("/"), filter=_plain)
+            loader = "lib64/ld-linux-x86-64.so.2" if "ld-linux" in path else ""
+            tar.add(os.path.realpath(path), loader or f"{_MULTIARCH[1:]}/{Path(path).name}", filter=_plain)
+        for file, inside in files:
+            tar.add(file, inside.lstrip("/"), filter=_plain)
         for folder, mode, owner in (("tmp", 0o1777, 0), ("proc", 0o755, 0), ("var/cache/myelin", 0o755, 10001)):
             _folder(tar, folder, mode, owner)
         _text(tar, "etc/passwd", "root:x:0:0:root:/:/bin/sh\n")
