@@ -51,7 +51,7 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
-    """The test suite: all of it on the first Python, all but the comparisons with llama.cpp on the others."""
+    """The test suite: all of it on the first Python, all but llama.cpp's and Docker's on the others."""
     whole = session.python == PYTHONS[0]
     test_tools = (
         *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis"),
@@ -62,7 +62,7 @@ def tests(session: nox.Session) -> None:
     _install_models(session)
     both = ["-q", "-n", "2", "--dist", "loadfile", *(f"--ignore={folder}" for folder in TRITON_TESTS)]
     chosen = session.posargs or (
-        both if whole else [*both, "-m", "not parity and not browser and not slow and not soak"]
+        both if whole else [*both, "-m", "not parity and not browser and not docker and not slow and not soak"]
     )
     session.run("pytest", *chosen, env={"PYTHONDONTWRITEBYTECODE": "1"})
 

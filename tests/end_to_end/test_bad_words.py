@@ -24,7 +24,11 @@ CASES = {
         "myelin-provider-slurm",
     ),
     "an engine that isn't installed": (["prompt", "--engine", "fpga", "--model", SMOLLM2, "hi"], 1, "fpga"),
-    "a provider that isn't ready": (["prompt", "--provider", "docker", "--model", SMOLLM2, "hi"], 1, "docker"),
+    "no daemon for a provider": (
+        ["prompt", "--provider", "docker", "--set", "docker.host=unix:///nowhere.sock", "--model", SMOLLM2, "hi"],
+        1,
+        "unix:///nowhere.sock",
+    ),
     "no account for a provider": (["prompt", "--provider", "vastai", "--model", SMOLLM2, "hi"], 1, "VAST_API_KEY"),
     "a misspelt option": (
         ["prompt", "--set", "runtime.pipelin_stages=2", "--model", SMOLLM2, "hi"],

@@ -28,7 +28,7 @@ from myelin_provider_docker.provider import DockerProvider
 from myelin_provider_docker.section import DockerSection
 from myelin_testkit.docker_engine import Engine, root_file_system, why_not
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.docker]
 
 ROOT = Path(__file__).parents[2]
 QUESTION = "Explain in one sentence what a neuron does."
@@ -42,7 +42,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """An engine that has the node image."""
     if why := why_not():
         if os.environ.get("CI"):
-            pytest.fail(f"the Docker tests must run in CI: it {why}")
+            pytest.fail(f"the Docker tests must run in CI, and this machine {why}")
         pytest.skip(why)
     folder = tmp_path_factory.mktemp("docker")
     wheels = folder / "wheels"
@@ -193,7 +193,7 @@ def test_a_container_that_is_killed_comes_back(myelin, client, environment, tmp_
         after = ask(address, QUESTION, 12)
     assert after["kind"] == "Done", after
     assert after["final_text"] == before["final_text"]
-    now = {each["Id"]: each["Labels"] for each in client.containers()}
+    now = {each["Id"]: each["Labels"] for each in client.containers(all=True)}
     assert lost not in now
     assert sorted((labels["myelin.node"], labels["myelin.attempt"]) for labels in now.values()) == [
         ("stage-0", "1"),

@@ -42,7 +42,7 @@ HUB_TOKEN = "hf_planted_token_fedcba9876543210"
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     if why := why_not():
         if os.environ.get("CI"):
-            pytest.fail(f"the Docker tests must run in CI: it {why}")
+            pytest.fail(f"the Docker tests must run in CI, and this machine {why}")
         pytest.skip(why)
     folder = tmp_path_factory.mktemp("docker")
     with Engine(folder / "engine") as running:

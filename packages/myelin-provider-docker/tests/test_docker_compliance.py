@@ -19,6 +19,7 @@ class TestDockerProvider(ProviderCompliance):
 
     features = frozenset(Feature)
     launch_seconds: ClassVar[float] = 0.5
+    pytestmark: ClassVar[list[pytest.MarkDecorator]] = [pytest.mark.asyncio, pytest.mark.docker]
     engine: Engine
     rig: Any
 

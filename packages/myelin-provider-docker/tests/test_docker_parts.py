@@ -176,7 +176,16 @@ def test_amounts(text: str, amount: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"memory": "lots"}, {"memory": "1k"}, {"gpus": "two"}, {"gpus": "0"}, {"cpus": -1}, {"imgae": "x"}]
+    "wrong",
+    [
+        {"memory": "lots"},
+        {"memory": "1k"},
+        {"gpus": "two"},
+        {"gpus": "0"},
+        {"cpus": -1},
+        {"network": "none"},
+        {"imgae": "x"},
+    ],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):

@@ -16,6 +16,8 @@ from myelin.plugin import LeaseId, LeaseState, Need, NodeId, ProviderError
 from myelin_provider_docker.containers import CACHE_FOLDER
 from myelin_provider_docker.provider import DockerProvider
 
+pytestmark = pytest.mark.docker
+
 SECRETS = ("planted-run-secret", "hf_planted_token")
 
 

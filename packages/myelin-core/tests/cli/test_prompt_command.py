@@ -132,7 +132,6 @@ def two_lines(err: str) -> tuple[str, str]:
             "provider 'nosuch' is not installed",
             "pip install myelin-provider-nosuch",
         ),
-        (["prompt", "hi", "--provider", "docker"], 1, "can't be used yet", "process"),
         (
             ["prompt", "hi", "--engine", "nosuch"],
             1,

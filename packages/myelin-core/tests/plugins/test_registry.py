@@ -478,3 +478,35 @@ def test_everything_that_this_repository_installs_is_well() -> None:
         "myelin.sources",
         "myelin.telemetry",
     }
+
+
+COMMANDS = """
+@hookimpl
+def myelin_commands():
+    import typer
+    app = typer.Typer()
+    @app.command("greet")
+    def greet():
+        print("hello")
+    @app.command("part")
+    def part():
+        print("farewell")
+    return app
+"""
+
+
+def test_a_plugin_may_have_commands_and_only_it_is_imported_for_them(module: Write) -> None:
+    mine = provider(module(PROVIDER + COMMANDS))
+    found = registry(mine, provider(module("raise AssertionError('imported')\n"), "other", "dist-other"))
+    commands = found.commands("mine")
+    assert commands is not None
+    assert {command.name for command in commands.registered_commands} == {"greet", "part"}
+    assert found.commands("nobody") is None
+    assert registry(provider(module(PROVIDER))).commands("mine") is None
+
+
+def test_commands_that_fail_are_named_with_their_distribution(module: Write) -> None:
+    failing = "@hookimpl\ndef myelin_commands():\n    raise OSError('gone')\n"
+    with pytest.raises(PluginError, match="myelin_commands failed with OSError: gone") as caught:
+        registry(provider(module(PROVIDER + failing))).commands("mine")
+    assert "dist" in caught.value.message

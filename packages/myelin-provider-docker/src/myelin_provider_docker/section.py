@@ -51,6 +51,13 @@ class DockerSection(BaseModel):
             raise ValueError("write an amount of at least 6 MiB, such as 512m or 4g")
         return text
 
+    @field_validator("network")
+    @classmethod
+    def _reachable(cls, text: str) -> str:
+        if text in ("", "none"):
+            raise ValueError("nodes must be reached: name a network, such as bridge")
+        return text
+
     @field_validator("gpus")
     @classmethod
     def _gpus(cls, text: str) -> str:
