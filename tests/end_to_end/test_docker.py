@@ -28,7 +28,8 @@ from myelin_provider_docker.provider import DockerProvider
 from myelin_provider_docker.section import DockerSection
 from myelin_testkit.docker_engine import Engine, root_file_system, why_not
 
-pytestmark = [pytest.mark.slow, pytest.mark.docker]
+# The first test also waits for the image, and for the first compilation of the kernels.
+pytestmark = [pytest.mark.slow, pytest.mark.docker, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).parents[2]
 QUESTION = "Explain in one sentence what a neuron does."
@@ -121,6 +122,20 @@ def test_ctrl_c_leaves_none_and_nothing_secret_was_to_be_seen(myelin, engine, cl
     assert process.returncode == 130, err
     assert client.containers(all=True) == []
     assert [text[:200] for text in [*shown, err] if PLANTED in text] == []
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.3, 1.0])
+def test_ctrl_c_while_containers_start_leaves_none(myelin, client, environment, tmp_path, moment):
+    process = myelin.start(*words(tmp_path, "-N", "2", QUESTION), **environment)
+    deadline = time.monotonic() + 60
+    while not client.containers(all=True) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert client.containers(all=True)
+    time.sleep(moment)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert client.containers(all=True) == []
 
 
 def test_the_image_holds_no_build_tools_and_runs_as_a_user(engine, client):

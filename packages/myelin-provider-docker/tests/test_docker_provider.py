@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from myelin.plugin import LeaseId, LeaseState, Need, NodeId, ProviderError
 from myelin_provider_docker.containers import CACHE_FOLDER
@@ -215,6 +216,23 @@ async def test_a_container_that_was_never_started_is_made_anew(rig: Any) -> None
     lease = await rig.running(provider)
     assert lease.id != left[:12]
     assert len(await provider.leases()) == 1
+
+
+async def test_a_boot_line_waits_for_the_start(rig: Any) -> None:
+    """Whoever wrote it may be gone by then: there is no node that waits for its word for ever."""
+    from myelin.plugin import BootSpec, boot_line
+    from myelin_provider_docker.containers import boot_inside, creation, plan_container
+
+    provider, key = rig.provider(), rig.key()
+    plan = plan_container(key, "docker", rig.section(), command=("python", "/tiny_worker.py"))
+    container = rig.client.create_container(**creation(rig.client, plan))["Id"]
+    line = boot_line(boot_inside(BootSpec(key.run, key.node, key.attempt, SecretStr("a-secret")), rig.section()))
+    with provider._daemon.handed_over(container, line):
+        pass
+    await asyncio.sleep(0.3)
+    rig.client.start(container)
+    (lease,) = await provider.leases()
+    assert (await rig.wait(provider, lease)).state is LeaseState.RUNNING
 
 
 async def test_leases_of_every_run_are_listed_and_released(rig: Any) -> None:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -107,8 +107,8 @@ class Daemon:
                         self.remove_unstarted(plan.name)
                     raise
                 try:
-                    self._hand_over(container, boot_line)
-                    self.api().start(container)
+                    with self.handed_over(container, boot_line):
+                        self.api().start(container)
                 except BaseException:
                     with suppress(Exception):
                         self.remove(container)
@@ -229,7 +229,8 @@ class Daemon:
                 return ""
             time.sleep(0.05)
 
-    def _hand_over(self, container: str, line: bytes) -> None:
+    @contextmanager
+    def handed_over(self, container: str, line: bytes) -> Iterator[None]:
         """Write to a container's standard input before it starts: the daemon keeps it for the first read.
 
         It is then in the daemon's hands, so that there is no moment in which a started node waits for a word that
@@ -239,6 +240,7 @@ class Daemon:
         channel = getattr(attached, "_sock", attached)
         try:
             channel.sendall(line)
+            yield
         finally:
             with suppress(OSError):
                 channel.shutdown(socket.SHUT_RDWR)  # what has been sent still arrives
