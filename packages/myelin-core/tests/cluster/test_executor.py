@@ -176,7 +176,7 @@ async def test_watching_skips_listings_that_cannot_be_read(provider: FakeProvide
     watching = asyncio.create_task(executor.watch(seen.put_nowait))
     try:
         async with asyncio.timeout(2):
-            assert await seen.get() == [lease]
+            assert list(await seen.get()) == [lease]
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
