@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from myelin.cli.options import Invocation
@@ -122,12 +123,19 @@ def run_request(root: Root, *, live: bool = False) -> RunRequest:
         recover_window_s=runtime.recover_window_s,
         dead_man_s=runtime.dead_man_s,
         tokenizer_path=settings.model.tokenizer_local_path,
-        log_dir=runtime.log_dir,
+        log_dir=log_folder(settings),
+        state_dir=runtime.state_dir,
+        max_dollars_per_hour=settings.provider.max_dph_total,
         trace_file=str(settings.observability.trace_file or ""),
         live=live,
         frame_log=str(settings.observability.telemetry_frame_log or ""),
         frame_log_bytes=settings.observability.telemetry_frame_log_mb * 1_000_000,
     )
+
+
+def log_folder(settings: Settings) -> Path:
+    """Where the output of nodes is kept."""
+    return settings.runtime.log_dir or settings.runtime.state_dir / "logs"
 
 
 def sampling(settings: Settings) -> SamplingParams:

@@ -60,6 +60,7 @@ PIPELINE_OPTIONS = (
     ),
     Option("runtime.split", ("--split",), "A,B,…", "layers of each stage by hand", PIPELINE),
     Option("provider.name", ("--provider",), "NAME", "who starts the nodes", PIPELINE),
+    Option("provider.max_dph_total", ("--max-cost",), "$/H", "what all nodes together may cost an hour", PIPELINE),
     Option("runtime.engine", ("--engine",), "NAME", "what computes the layers; auto takes the best", PIPELINE),
     Option(
         "runtime.threads",

@@ -92,11 +92,12 @@ class RunBook:
             secret in :attr:`record`.
     """
 
-    def __init__(self, ledger: Ledger, record: RunRecord, intents: tuple[Intent, ...]) -> None:
+    def __init__(self, ledger: Ledger, record: RunRecord, intents: tuple[Intent, ...], *, sole: bool = False) -> None:
         self.record = record
         self.inherited = any(intent.open for intent in intents)
         self._ledger = ledger
         self._intents = intents
+        self._sole = sole
 
     def intents(self) -> tuple[Intent, ...]:
         """What had been started when the run was opened; of an earlier orchestrator, as its heir must see it."""
@@ -110,9 +111,17 @@ class RunBook:
         """
         self._ledger.put(self.record.run, intent)
 
+    def note_same_host(self) -> None:
+        """The nodes turn out to die with their orchestrator."""
+        self._ledger.note_same_host(self.record.run)
+
     def close(self, *, ended: bool) -> None:
         """Let go of the run. ``ended``: nothing of it is left, so that its secret may be forgotten too."""
-        self._ledger.let_go(self.record.run, ended=ended)
+        try:
+            self._ledger.let_go(self.record.run, ended=ended)
+        finally:
+            if self._sole:
+                self._ledger.close()
 
 
 class Ledger:
@@ -160,11 +169,14 @@ class Ledger:
                     self._base.execute(statement)
                 self._base.execute(f"PRAGMA user_version = {FORMAT}")
 
-    def open_run(self, record: RunRecord) -> RunBook:
+    def open_run(self, record: RunRecord, *, sole: bool = False) -> RunBook:
         """Note a run of this process, or take over one whose orchestrator is gone.
 
         Of a run that was not ended, the secret and the intents are kept, so that its nodes can be adopted; one that was
         keeps only the numbers of its attempts.
+
+        Args:
+            sole: The ledger is closed with the run's book.
 
         Raises:
             UsageError: Another process, which lives, has this run.
@@ -212,7 +224,7 @@ class Ledger:
                     record.owner.started,
                 ),
             )
-        return RunBook(self, record, intents)
+        return RunBook(self, record, intents, sole=sole)
 
     def runs(self) -> tuple[RunRecord, ...]:
         """All runs that are remembered, the newest first."""
@@ -234,6 +246,11 @@ class Ledger:
         """See :meth:`RunBook.put`."""
         with self._told(), self._lock, self._writing():
             self._put(run, intent)
+
+    def note_same_host(self, run: RunId) -> None:
+        """See :meth:`RunBook.note_same_host`."""
+        with self._told(), self._lock, self._writing():
+            self._base.execute("UPDATE runs SET same_host = 1 WHERE run = ?", (run,))
 
     def let_go(self, run: RunId, *, ended: bool) -> None:
         """See :meth:`RunBook.close`."""

@@ -154,8 +154,16 @@ class ProviderContext:
 class Provider(Protocol):
     """Starts nodes somewhere.
 
-    One whose nodes are processes of the orchestrator's own machine, with its files, may say so with an attribute
-    ``same_host = True``; they are then told of files that they can append to (``--trace-file``).
+    A provider may say more of itself by attributes and a method that are all optional:
+
+    - ``same_host = True``: its nodes are processes of the orchestrator's own machine, with its files, and end with it.
+      They are then told of files that they can append to (``--trace-file``).
+    - ``listing_lag_s``: how many seconds its listings may lag behind what it has started; 0 where that isn't said. For
+      so long after a start, its absence from a listing proves nothing.
+    - ``price_agreed = True``: a person has agreed to the price already, by this provider's own settings; otherwise they
+      are asked once for the whole run, where its offers cost anything.
+    - ``async def all_leases(self) -> Sequence[Lease]``: as :meth:`leases`, of all runs that the provider can see;
+      ``myelin gc`` finds with it what no ledger remembers.
     """
 
     async def offers(self, need: Need) -> Sequence[Offer]:

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Annotated, Literal
 
-from platformdirs import user_cache_path
+from platformdirs import user_cache_path, user_state_path
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 from pydantic.config import JsonDict
 
@@ -102,7 +102,14 @@ class RuntimeSection(Section):
     dead_man_s: float = Field(
         0.0, ge=0, description="seconds that a node waits for another orchestrator when its own is gone; 0 is 30"
     )
-    log_dir: OptionalPath = Field(None, description="folder where the nodes' output is kept; nowhere if empty")
+    log_dir: OptionalPath = Field(
+        None, description="folder where the nodes' output is kept; logs in the state folder if empty"
+    )
+    state_dir: FolderPath = Field(
+        default_factory=lambda: user_state_path("myelin"),
+        description="folder of the ledger of runs, which holds their secrets: for this user alone",
+        json_schema_extra=names("MYELIN_STATE_DIR"),
+    )
     disabled_plugins: tuple[str, ...] = Field(
         (), description="plugins or distributions to leave alone, such as docker or providers:docker"
     )
@@ -118,6 +125,12 @@ class ProviderSection(Section):
     )
     max_attempts: int = Field(
         3, ge=1, le=100, description="how often a node is started until it serves, on another offer where there is one"
+    )
+    max_dph_total: float = Field(
+        0.0,
+        ge=0,
+        description="dollars an hour that all nodes of a run may cost together; 0 is no limit",
+        json_schema_extra=names("MYELIN_MAX_COST", flag="--max-cost"),
     )
 
 

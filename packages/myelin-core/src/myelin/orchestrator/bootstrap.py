@@ -12,16 +12,18 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from opentelemetry.util.types import AttributeValue
 from pydantic import SecretStr
 
-from myelin.cluster.executor import Executor, LaunchTimes
+from myelin.cluster.executor import Executor
 from myelin.cluster.provider import ProviderContext
 from myelin.cluster.spec import NodeSpec
 from myelin.errors import MyelinError, NodeError
 from myelin.model.shard import plan_shard
+from myelin.orchestrator.accounts import agree_on_price, make_executor, open_book
 from myelin.orchestrator.background import Background, in_thread, uninterrupted, unless
 from myelin.orchestrator.chain import Chain
 from myelin.orchestrator.deadlines import within
@@ -56,6 +58,8 @@ from myelin.values import Attempt
 from myelin.wire import control_pb2 as pb
 
 if TYPE_CHECKING:
+    from myelin.cluster.ledger import RunBook
+    from myelin.cluster.provider import Provider
     from myelin.model.tokenizer import Tokenizer
     from myelin.plugins.registry import Registry
 
@@ -125,6 +129,8 @@ class _Run:
         self.secret = request.secret or SecretStr(secrets.token_urlsafe(32))
         self.nodes: tuple[Node, ...] = ()
         self.transport: Transport | None = None
+        self.book: RunBook | MyelinError | None = None
+        self.provider: Provider | None = None
         self.executor: Executor | None = None
         self.same_host = False
         self.watch: NodeWatch | None = None
@@ -141,11 +147,13 @@ class _Run:
         """All phases up to serving, in order."""
         await self.open_telemetry()
         plan = await self.plan()
+        await self.open_book()
         self.open_transport()
         self.watch_membership()
         self.open_provider(plan)
         self.specify_nodes(plan)
         provisions = self.plan_shards(plan)
+        await self.agree_on_price()
         self.gather_tools(provisions)
         await self.start_nodes()
         await self.reach_nodes()
@@ -200,6 +208,13 @@ class _Run:
         )
         return planning
 
+    async def open_book(self) -> None:
+        """Part of run_plan: the ledger; what an earlier orchestrator of this run has left there is ours now."""
+        self.book = book = await in_thread(lambda: open_book(self.request, self.secret))
+        if book is not None and not isinstance(book, MyelinError) and book.inherited:
+            self.secret = book.record.secret
+            self.request = replace(self.request, secret=self.secret)
+
     async def open_model(self) -> OpenedModel:
         """Open the model and read its header in a thread; what is fetched for it is shown."""
         source = self.registry.model_source(self.request.model_uri, self.request.source_options)
@@ -232,13 +247,10 @@ class _Run:
         request = self.request
         with self.story.phase(Phase.PROVISIONER, {attributes.PROVIDER: request.provider}):
             context = ProviderContext(request.run, request.provider_section, request.stages, plan.model.files)
-            provider = self.registry.provider(request.provider, context)
+            self.provider = provider = self.registry.provider(request.provider, context)
             self.same_host = bool(getattr(provider, "same_host", False))
-            self.executor = Executor(
-                TracedProvider(provider, self.story.tracing) if self.story.tracing.recording else provider,
-                request.provider,
-                LaunchTimes(launch=request.startup_timeout_s, release=request.stop_grace_s + 15),
-            )
+            asked = TracedProvider(provider, self.story.tracing) if self.story.tracing.recording else provider
+            self.executor, self.book = make_executor(request, asked, self.book)
             self.telemetry.watch_spend(self.executor)
 
     def specify_nodes(self, plan: Planning) -> None:
@@ -280,6 +292,13 @@ class _Run:
             return tuple(
                 provision_message(plan, index, same_host=self.same_host) for index in range(len(plan.plan.stages))
             )
+
+    async def agree_on_price(self) -> None:
+        """Part of node_spec: before anything that costs money is started."""
+        assert self.provider is not None
+        assert self.executor is not None
+        specs = [node.spec for node in self.nodes]
+        await self.unless_lost(agree_on_price(self.request, self.provider, self.executor, specs))
 
     def gather_tools(self, provisions: tuple[pb.Provision, ...]) -> None:
         """What brings nodes up, now and whenever one is replaced."""
@@ -354,6 +373,8 @@ class _Run:
             metrics=self.telemetry.metrics,
             logbook=self.telemetry.logbook,
         )
+        if self.executor is not None:
+            pipeline.spend = self.executor.spend
         self.mender = Mender(self.request, self.chain, self.life, self.watch, self.trouble, pipeline, self.story, token)
         self.mender.serve(edge)
         return pipeline
@@ -448,6 +469,9 @@ class _Run:
             await within(CLOSE_TIMEOUT_S, self.transport.close())
         if self.executor is not None:
             await within(CLOSE_TIMEOUT_S, self.executor.close())
+        elif self.book is not None and not isinstance(self.book, MyelinError):
+            book, self.book = self.book, None
+            await in_thread(lambda: book.close(ended=not book.inherited))
 
     # What the phases use.
 

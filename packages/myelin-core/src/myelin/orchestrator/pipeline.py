@@ -7,12 +7,13 @@ meanwhile waits.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from opentelemetry.trace import Tracer
 
+from myelin.cluster.intents import Spend
 from myelin.engine.contract import EngineOptions
 from myelin.errors import MyelinError, RequestError
 from myelin.model.architecture import Hyperparameters
@@ -82,6 +83,7 @@ class Pipeline:
         stages: As they were when they had loaded; those of replaced nodes anew.
         bootstrap_seconds: From the request to readiness.
         recoveries: How often it was mended.
+        spend: What its nodes cost, also after their end.
         tracer, trace_parent: For spans below the serving phase.
         request_log: Records requests; None where nobody wants to know of them.
         metrics, logbook: Figures and last lines, where somebody watches (``RunRequest.live``) or a sink takes them.
@@ -109,6 +111,7 @@ class Pipeline:
         self.options = options
         self.stages: tuple[StageStatus, ...] = ()
         self.bootstrap_seconds = 0.0
+        self.spend: Callable[[], Spend] = Spend
         self.recoveries = 0
         self.tracer = tracer
         self.trace_parent = ""

@@ -9,6 +9,7 @@ from pydantic import BaseModel, SecretStr
 
 from myelin.engine.contract import EngineOptions
 from myelin.model.source import SourceOptions
+from myelin.orchestrator.accounts import Agree
 from myelin.values import RunId
 
 
@@ -45,6 +46,10 @@ class RunRequest:
         that file is put aside; 0 lets it grow.
         live: Somebody watches: metrics and the last lines of logs are kept in this process, and each request is a trace
             of its own.
+        state_dir: Where the ledger of runs is; None keeps nothing that would outlive this process.
+        max_dollars_per_hour: What all nodes together may cost; 0 is no limit.
+        agree: Asks a person before the first dollar; without it, nothing that costs money is started (but where the
+            provider says that the price is agreed to).
         began_ns: When the command began, Unix nanoseconds; 0 is «now». The run's root span begins there.
     """
 
@@ -76,4 +81,7 @@ class RunRequest:
     frame_log: str = ""
     frame_log_bytes: int = 0
     live: bool = False
+    state_dir: Path | None = None
+    max_dollars_per_hour: float = 0.0
+    agree: Agree | None = None
     began_ns: int = 0

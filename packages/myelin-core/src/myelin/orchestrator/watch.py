@@ -7,9 +7,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
 
 from myelin.cluster.executor import Executor, exit_error
+from myelin.cluster.node_logs import NodeLogFile
 from myelin.cluster.provider import Lease, LeaseState
 from myelin.errors import MyelinError, NodeError
 from myelin.orchestrator.background import Background, fresh
@@ -149,11 +149,8 @@ class NodeWatch:
                 if file is not None:
                     file.close()
 
-    def _log_file(self, attempt: NodeAttempt) -> TextIO | None:
-        if self._log_dir is None:
-            return None
-        self._log_dir.mkdir(parents=True, exist_ok=True)
-        return (self._log_dir / f"{attempt.lease.key}.log").open("a", encoding="utf-8")
+    def _log_file(self, attempt: NodeAttempt) -> NodeLogFile | None:
+        return NodeLogFile(self._log_dir, attempt.lease.key) if self._log_dir is not None else None
 
 
 class Trouble:
