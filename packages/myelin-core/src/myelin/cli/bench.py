@@ -43,7 +43,7 @@ class Rates:
     tg: list[float] = field(default_factory=list)
 
 
-@with_options(MODEL_OPTIONS, PIPELINE_OPTIONS, RECORD_OPTIONS)
+@with_options(MODEL_OPTIONS, PIPELINE_OPTIONS, RECORD_OPTIONS, yes=True)
 def command(
     invocation: Invocation,
     prompt_tokens: Annotated[
@@ -72,7 +72,7 @@ def command(
     if not prompt_tokens and not new_tokens:
         raise UsageError("With -p 0 and -n 0 there is nothing to measure", "give one of them a number above 0")
     workload = Workload(prompt_tokens, new_tokens, repetitions)
-    document = run_to_end(_measure(assemble(invocation), workload, compare))
+    document = run_to_end(_measure(assemble(invocation), workload, compare, yes=invocation.yes))
     if invocation.json:
         answer_json(document)
     else:
@@ -80,8 +80,9 @@ def command(
     return 0
 
 
-async def _measure(root: Root, workload: Workload, compare: str) -> dict[str, object]:
+async def _measure(root: Root, workload: Workload, compare: str, *, yes: bool) -> dict[str, object]:
     from myelin.cli import composition
+    from myelin.cli.agreement import asking
     from myelin.cli.display import Display
     from myelin.cli.output import tell
     from myelin.cli.stages import stages_json, stages_table
@@ -91,6 +92,7 @@ async def _measure(root: Root, workload: Workload, compare: str) -> dict[str, ob
     if not request.engine_options.max_context and longest > DEFAULT_CONTEXT:
         request = replace(request, engine_options=replace(request.engine_options, max_context=longest))
     with Display(root.settings.observability.log_level) as display:
+        request = asking(request, yes=yes, quiet=display.quiet)
         async with composition.open_pipeline(request, root.registry, display) as pipeline:
             display.quiet()
             tell(stages_table(pipeline.stages))

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 import threading
-from contextlib import aclosing, suppress
+from contextlib import ExitStack, aclosing, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NAME = "chat"
 
 
-@with_options(RUN_OPTIONS, ANSWER_OPTIONS, PAGE_OPTIONS, json=False)
+@with_options(RUN_OPTIONS, ANSWER_OPTIONS, PAGE_OPTIONS, json=False, yes=True)
 def command(
     invocation: Invocation,
     system: Annotated[str, typer.Option("--system", metavar="TEXT", help="What the model is told beforehand.")] = "",
@@ -40,7 +40,7 @@ def command(
     if connect:
         _check_options(invocation)
     root = assemble(invocation)
-    repl = Repl(root, system)
+    repl = Repl(root, system, yes=invocation.yes)
     if connect:
         run_to_end(repl.with_server(connect), intercept=repl.intercept)
         return 0
@@ -61,8 +61,9 @@ def _check_options(invocation: Invocation) -> None:
 class Repl:
     """Reads questions, shows answers."""
 
-    def __init__(self, root: Root, system: str) -> None:
+    def __init__(self, root: Root, system: str, *, yes: bool = False) -> None:
         self._root = root
+        self._yes = yes
         self._system = system
         self._answering: asyncio.Task[str] | None = None
 
@@ -84,6 +85,7 @@ class Repl:
     async def with_pipeline(self, listening: Listening | None) -> None:
         """Bring a pipeline up and talk with its model, until the person leaves or the pipeline is lost."""
         from myelin.cli import composition
+        from myelin.cli.agreement import asking, tell_price, tell_total
         from myelin.cli.display import Display
         from myelin.cli.output import tell
         from myelin.cli.page import live_page
@@ -92,14 +94,17 @@ class Repl:
 
         request = composition.run_request(self._root, live=listening is not None)
         settings = self._root.settings
-        with Display(settings.observability.log_level) as display:
+        with Display(settings.observability.log_level) as display, ExitStack() as afterwards:
+            request = asking(request, yes=self._yes, quiet=display.quiet)
             async with (
                 live_page(self._root, request, listening, display) as page,
                 composition.open_pipeline(request, self._root.registry, page.observer) as pipeline,
             ):
                 display.quiet()
+                afterwards.callback(lambda: tell_total(pipeline.spend()))
                 page.serving(pipeline)
                 tell(stages_table(pipeline.stages))
+                tell_price(pipeline.spend())
                 prompter = composition.prompter(pipeline)
                 prompter.require_template()
                 model = PipelineModel(

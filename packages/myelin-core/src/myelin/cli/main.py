@@ -15,7 +15,24 @@ from typing import Annotated, Any
 import typer
 
 from myelin import __version__
-from myelin.cli import bench, cache, chat, config, doctor, inspect, plan, plugins, prompt, serve, worker
+from myelin.cli import (
+    bench,
+    cache,
+    chat,
+    config,
+    doctor,
+    down,
+    gc,
+    inspect,
+    logs,
+    offers,
+    plan,
+    plugins,
+    prompt,
+    serve,
+    status,
+    worker,
+)
 from myelin.cli.output import prepare_streams
 from myelin.errors import MyelinError
 
@@ -33,7 +50,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for module in (prompt, chat, serve, plan, inspect, plugins, config, doctor, worker, bench):
+for module in (
+    *(prompt, chat, serve, plan, offers, inspect),
+    *(status, logs, down, gc),
+    *(plugins, config, doctor, worker, bench),
+):
     app.command(module.NAME)(module.command)
 app.add_typer(cache.app, name=cache.NAME)
 

@@ -113,6 +113,7 @@ class Invocation:
         config: The file that ``--config`` named.
         profile: What followed ``--profile``.
         json: Whether the answer is one JSON document.
+        yes: Whether the price is agreed to.
     """
 
     options: Mapping[str, tuple[str, str]]
@@ -120,6 +121,7 @@ class Invocation:
     config: Path | None = None
     profile: str = ""
     json: bool = False
+    yes: bool = False
 
     def inputs(self) -> Inputs:
         """What the configuration is read from, with this process's environment and folder."""
@@ -136,6 +138,7 @@ class Invocation:
         )
 
 
+_YES = Annotated[bool, typer.Option("-y", "--yes", help="Agree to what the nodes cost.", rich_help_panel=PIPELINE)]
 _JSON = Annotated[bool, typer.Option("--json", help="Answer with one JSON document.")]
 _DEBUG = Annotated[
     bool, typer.Option("--debug", help="Show a traceback where something fails.", rich_help_panel=SETTINGS)
@@ -154,7 +157,7 @@ _SET = Annotated[
 
 
 def with_options(
-    *groups: Sequence[Option], settings: bool = True, json: bool = True
+    *groups: Sequence[Option], settings: bool = True, json: bool = True, yes: bool = False
 ) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
     """Give a command shared options; it gets them as its first argument, an :class:`Invocation`.
 
@@ -162,6 +165,7 @@ def with_options(
         groups: Which options that set a setting.
         settings: Also ``--set``, ``--profile`` and ``--config``.
         json: Also ``--json``.
+        yes: Also ``--yes``.
     """
     options = [option for group in groups for option in group]
 
@@ -176,6 +180,8 @@ def with_options(
                 _parameter("profile_", _PROFILE, ""),
                 _parameter("config_", _CONFIG, None),
             ]
+        if yes:
+            parameters.append(_parameter("yes_", _YES, False))
         if json:
             parameters.append(_parameter("json_", _JSON, False))
         parameters.append(_parameter("debug_", _DEBUG, False))
@@ -194,6 +200,7 @@ def with_options(
                 config=given.pop("config_", None),
                 profile=given.pop("profile_", ""),
                 json=given.pop("json_", False),
+                yes=given.pop("yes_", False),
             )
             return function(invocation, **given)
 

@@ -132,6 +132,7 @@ class Page:
         """The pipeline is there."""
         if self.feed is not None and self.figures is not None:
             self.figures.metrics = pipeline.metrics
+            self.figures.spend = pipeline.spend
             self.feed.serving(
                 pipeline,
                 self.figures.events,

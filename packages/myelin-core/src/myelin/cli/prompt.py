@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NAME = "prompt"
 
 
-@with_options(RUN_OPTIONS, ANSWER_OPTIONS, PAGE_OPTIONS)
+@with_options(RUN_OPTIONS, ANSWER_OPTIONS, PAGE_OPTIONS, yes=True)
 def command(
     invocation: Invocation,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="What to ask; - reads it from standard input.")],
@@ -40,12 +40,15 @@ def command(
     words = sys.stdin.read() if text == "-" else text
     root = assemble(invocation)
     with listener_of(root, always=False) as listening:
-        run_to_end(_ask(root, words, listening, raw=raw, system=system, as_json=invocation.json))
+        run_to_end(_ask(root, words, listening, raw=raw, system=system, as_json=invocation.json, yes=invocation.yes))
     return 0
 
 
-async def _ask(root: Root, words: str, listening: Listening | None, *, raw: bool, system: str, as_json: bool) -> None:
+async def _ask(
+    root: Root, words: str, listening: Listening | None, *, raw: bool, system: str, as_json: bool, yes: bool
+) -> None:
     from myelin.cli import composition
+    from myelin.cli.agreement import asking, spend_document, tell_price, tell_total
     from myelin.cli.display import Display
     from myelin.cli.output import answer, answer_json, tell
     from myelin.cli.page import live_page
@@ -56,6 +59,7 @@ async def _ask(root: Root, words: str, listening: Listening | None, *, raw: bool
     request = composition.run_request(root, live=listening is not None)
     settings = root.settings.prompt
     with Display(root.settings.observability.log_level) as display:
+        request = asking(request, yes=yes, quiet=display.quiet)
         async with (
             live_page(root, request, listening, display) as page,
             composition.open_pipeline(request, root.registry, page.observer) as pipeline,
@@ -63,6 +67,7 @@ async def _ask(root: Root, words: str, listening: Listening | None, *, raw: bool
             display.quiet()
             page.serving(pipeline)
             tell(stages_table(pipeline.stages))
+            tell_price(pipeline.spend())
             prompt = composition.prompter(pipeline).one(words, raw=raw, system=system)
             text_request = TextRequest(
                 prompt,
@@ -74,11 +79,13 @@ async def _ask(root: Root, words: str, listening: Listening | None, *, raw: bool
             tale = page.book.arrived("prompt")
             completion = await _generate(pipeline, text_request, tale, show=not as_json)
             bootstrap_s, stages = pipeline.bootstrap_seconds, pipeline.stages
+    spent = pipeline.spend()
     if as_json:
-        answer_json(prompt_document(completion, bootstrap_s, stages))
+        answer_json(prompt_document(completion, bootstrap_s, stages) | spend_document(spent))
     else:
         answer("")
         tell(summary(completion, bootstrap_s))
+    tell_total(spent)
 
 
 async def _generate(pipeline: Pipeline, request: TextRequest, tale: RequestTale, *, show: bool) -> Completion:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 from myelin.cli.options import ANSWER_OPTIONS, PAGE_OPTIONS, RUN_OPTIONS, SERVE_OPTIONS, Invocation, with_options
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NAME = "serve"
 
 
-@with_options(RUN_OPTIONS, ANSWER_OPTIONS, SERVE_OPTIONS, PAGE_OPTIONS)
+@with_options(RUN_OPTIONS, ANSWER_OPTIONS, SERVE_OPTIONS, PAGE_OPTIONS, yes=True)
 def command(invocation: Invocation) -> int:
     """Keep a pipeline up and answer prompts on a port of this machine, until SIGINT or SIGTERM.
 
@@ -34,7 +34,7 @@ def command(invocation: Invocation) -> int:
     from myelin.serve.prompt_rpc import bind
 
     root = assemble(invocation)
-    server = _Server(root, as_json=invocation.json)
+    server = _Server(root, as_json=invocation.json, yes=invocation.yes)
     # A port in use is known before any node is started.
     with closing(bind(root.settings.prompt.rpc_addr)) as listener, listener_of(root, always=True) as listening:
         try:
@@ -48,9 +48,10 @@ def command(invocation: Invocation) -> int:
 class _Server:
     """Brings the pipeline up and serves; ``served`` says whether it came that far."""
 
-    def __init__(self, root: Root, *, as_json: bool) -> None:
+    def __init__(self, root: Root, *, as_json: bool, yes: bool = False) -> None:
         self._root = root
         self._as_json = as_json
+        self._yes = yes
         self.served = False
 
     async def run(self, listener: socket.socket, listening: Listening | None) -> None:
@@ -64,17 +65,20 @@ class _Server:
             MyelinError: The pipeline could not be brought up, or was lost.
         """
         from myelin.cli import composition
+        from myelin.cli.agreement import asking, tell_total
         from myelin.cli.display import Display
         from myelin.cli.page import live_page
 
         settings = self._root.settings
         request = composition.run_request(self._root, live=listening is not None)
-        with Display(settings.observability.log_level) as display:
+        with Display(settings.observability.log_level) as display, ExitStack() as afterwards:
+            request = asking(request, yes=self._yes, quiet=display.quiet)
             async with (
                 live_page(self._root, request, listening, display) as page,
                 composition.open_pipeline(request, self._root.registry, page.observer) as pipeline,
             ):
                 display.quiet()
+                afterwards.callback(lambda: tell_total(pipeline.spend()))
                 page.serving(pipeline)
                 raise await self._serve(str(request.run), listener, pipeline, display, page)
 
@@ -83,6 +87,7 @@ class _Server:
     ) -> MyelinError:
         """Answer prompts until the pipeline is lost; why it is."""
         from myelin.cli import composition
+        from myelin.cli.agreement import tell_price
         from myelin.cli.output import tell
         from myelin.cli.stages import stages_table
         from myelin.serve.prompt_rpc import PromptServer, RequestDefaults, show_address
@@ -102,6 +107,7 @@ class _Server:
             await server.start(listener)
             self.served = True
             tell(stages_table(pipeline.stages))
+            tell_price(pipeline.spend())
             tell(f"Prompt RPC on {show_address(listener)}; Ctrl-C stops")
             if self._as_json:
                 self._announce(run, show_address(listener), page.base_url, pipeline)

@@ -76,6 +76,45 @@ class KeptLog:
                     yield line.rstrip("\n")
 
 
+class LogTail:
+    """Reads a log as it grows, across its being cut. A context."""
+
+    def __init__(self, log: KeptLog) -> None:
+        self.log = log
+        self._path = log.paths[-1]
+        self._before = log.paths[:-1]
+        self._file: FileIO | None = None
+        self._rest = b""
+
+    def __enter__(self) -> LogTail:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def lines(self) -> Iterator[str]:
+        """The whole lines that have come since the last call, without their ends."""
+        for path in self._before:
+            yield from KeptLog(self.log.node, self.log.attempt, (path,)).lines()
+        self._before = ()
+        while True:
+            if self._file is None:
+                try:
+                    self._file = FileIO(self._path)
+                except FileNotFoundError:
+                    return
+            while data := self._file.read(1 << 16):
+                *whole, self._rest = (self._rest + data).split(b"\n")
+                for line in whole:
+                    yield line.decode(errors="replace")
+            with suppress(FileNotFoundError):
+                if self._path.stat().st_ino == os.fstat(self._file.fileno()).st_ino:
+                    return
+            self._file.close()
+            self._file = None
+
+
 def kept_logs(folder: Path, run: RunId) -> Sequence[KeptLog]:
     """The logs of a run, by node and attempt."""
     found: dict[tuple[NodeId, Attempt], list[Path]] = {}

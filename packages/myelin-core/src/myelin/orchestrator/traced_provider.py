@@ -20,7 +20,10 @@ class TracedProvider:
     def __init__(self, provider: Provider, tracing: Tracing) -> None:
         self._provider = provider
         self._tracing = tracing
-        self.same_host = bool(getattr(provider, "same_host", False))
+
+    def __getattr__(self, name: str) -> object:
+        """What else the provider says of itself or can do (``same_host``, ``all_leases``)."""
+        return getattr(self._provider, name)
 
     async def offers(self, need: Need) -> Sequence[Offer]:
         """See :class:`~myelin.cluster.provider.Provider`."""
