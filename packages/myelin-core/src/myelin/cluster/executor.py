@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from myelin.cluster.exits import exit_error, telling_text
-from myelin.cluster.intents import Intent, IntentState, Spend, spend
+from myelin.cluster.intents import Intent, IntentState, Spend, inherited, spend
 from myelin.cluster.provider import Lease, LogLine, Need, Offer, Provider
 from myelin.cluster.quote import Quote, choose
 from myelin.cluster.reconcile import (
@@ -183,8 +183,19 @@ class Executor:
             ProviderError: The listing can't be read in time: what there is, is unknown.
         """
         if not any(intent.open for intent in self._intents.values() if intent.node == spec.node):
-            return None
-        return await self._bring(spec, self._generation(spec.node), adopt_only=True)
+            await self._find_unknown(spec.node)
+        return await self._bring(spec, max(1, self._generation(spec.node)), adopt_only=True)
+
+    async def _find_unknown(self, node: NodeId) -> None:
+        """Note what is listed of a node and in no book, as if an orchestrator before us had left it."""
+        listing = await self._list()
+        if listing is None:
+            raise self._given_up(node, "its nodes can't be listed")
+        now, generation = self._clock(), self._generation(node) + 1
+        for lease in listing.leases:
+            if lease.key.node == node and (node, lease.key.attempt) not in self._intents:
+                found = Intent(node, lease.key.attempt, generation, started=now).launched(lease, now)
+                await self._note(inherited(found, now))
 
     def spend(self) -> Spend:
         """What the run costs, by the prices of its offers."""
