@@ -34,13 +34,14 @@ class Commands:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.state = {"MYELIN_STATE_DIR": str(folder / "state")}
         self.marker = f"e2e-{os.getpid()}-{time.monotonic_ns()}"
         self.started: list[subprocess.Popen[str]] = []
 
     def environment(self, **more: str) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("MYELIN_", "OTEL_"))}
         ours = {"E2E_MARKER": self.marker, "NO_COLOR": "1", "COLUMNS": "120", "MYELIN_SERVE_HTTP": "127.0.0.1:0"}
-        return {**kept, **ours, **more}
+        return {**kept, **ours, **self.state, **more}
 
     def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(

@@ -143,6 +143,49 @@ def test_ctrl_c_leaves_nothing_rented(myelin, fake, environment, tmp_path, at):
 def test_nothing_is_rented_unless_confirmed(myelin, fake, environment, tmp_path):
     told = {**environment, "MYELIN_VASTAI_CONFIRM_LEASE": "true"}
     done = myelin.run(*words(tmp_path, "-N", "1", QUESTION), **told)
-    assert done.code == 1
-    assert "not confirmed" in done.err
+    assert done.code == 2
+    assert "no terminal to ask at" in done.err
+    assert "--yes" in done.err
     assert fake.rented == []
+
+
+def test_nothing_is_rented_above_the_cap(myelin, fake, environment, tmp_path):
+    done = myelin.run(*words(tmp_path, "-N", "2", "--max-cost", "0.01", QUESTION), **environment)
+    assert done.code == 1
+    assert "more than the cap of $0.01" in done.err
+    assert fake.rented == []
+
+
+@pytest.mark.slow
+def test_a_killed_orchestrators_machines_are_found_and_destroyed(myelin, fake, environment, tmp_path):
+    fake.next_machines(Trouble(state="loading"), Trouble(state="loading"))
+    process = myelin.start(*words(tmp_path, "-N", "2", "--yes", "--run-id", "lost", QUESTION), **environment)
+    deadline = time.monotonic() + 60
+    while len(fake.rented) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert len(fake.live()) == 2
+    status = myelin.run("status", "--json", **environment).json()
+    assert [(run["run_id"], run["state"]) for run in status] == [("lost", "left behind")]
+    assert status[0]["dollars_per_hour"] > 0
+    dry = myelin.run("gc", "--dry-run", "--json", **environment)
+    assert (dry.code, len(fake.live())) == (0, 2)
+    done = myelin.run("gc", "--json", **environment)
+    assert done.code == 0, done.err
+    assert fake.live() == []
+    assert [run["state"] for run in myelin.run("status", "--all", "--json", **environment).json()] == ["ended"]
+
+
+@pytest.mark.slow
+def test_down_ends_a_run_from_outside(myelin, fake, environment, tmp_path):
+    fake.next_machines(Trouble(state="loading"))
+    process = myelin.start(*words(tmp_path, "-N", "1", "--yes", "--run-id", "far", QUESTION), **environment)
+    deadline = time.monotonic() + 60
+    while not fake.rented and time.monotonic() < deadline:
+        time.sleep(0.02)
+    done = myelin.run("down", "far", **environment)
+    assert done.code == 0, done.err
+    assert "far: ended by its orchestrator" in done.out
+    assert process.wait(timeout=30) == 130
+    assert fake.live() == []

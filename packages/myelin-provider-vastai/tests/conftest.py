@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -55,11 +54,9 @@ class Rig:
         }
         return VastaiSection.model_validate(values | changes)
 
-    def provider(self, *, run: str = "", confirm: Any = None, **changes: object) -> VastaiProvider:
+    def provider(self, *, run: str = "", **changes: object) -> VastaiProvider:
         """A provider; it is closed at the end, its machines left to the fake."""
-        self.made.append(
-            VastaiProvider(ProviderContext(RunId(run or self.run), self.section(**changes)), confirm=confirm)
-        )
+        self.made.append(VastaiProvider(ProviderContext(RunId(run or self.run), self.section(**changes))))
         return self.made[-1]
 
     def key(self, node: int = 0, attempt: int = 1) -> LaunchKey:

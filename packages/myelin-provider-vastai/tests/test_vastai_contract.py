@@ -10,7 +10,7 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
-from myelin.plugin import Offer, ProviderError
+from myelin.plugin import Attempt, LaunchKey, NodeId, Offer, ProviderError, RunId
 from myelin_provider_vastai.provider import account_key
 from myelin_provider_vastai.ssh import load_identity
 from myelin_testkit.fake_vastai import Trouble
@@ -103,30 +103,26 @@ async def test_a_foreign_offer_is_refused(rig, fake):
     assert caught.value.reason == "no-offer"
 
 
-async def test_nothing_is_rented_without_consent(rig, fake):
-    with pytest.raises(ProviderError) as caught:
-        await rig.rent(rig.provider(confirm_lease=True))
-    assert caught.value.reason == "not-confirmed"
-    assert "$0.200/h" in caught.value.message
-    assert fake.requests("PUT", ".*") == []
+async def test_whether_a_person_is_to_be_asked_is_said(rig):
+    assert rig.provider().price_agreed is True
+    assert rig.provider(confirm_lease=True).price_agreed is False
 
 
-@pytest.mark.parametrize("answer", [True, False])
-async def test_a_person_may_be_asked(rig, fake, answer):
-    asked: list[Offer] = []
-
-    async def confirm(offer: Offer) -> bool:
-        asked.append(offer)
-        return answer
-
-    provider = rig.provider(confirm_lease=True, confirm=confirm)
-    if answer:
-        await rig.rent(provider)
-    else:
-        with pytest.raises(ProviderError):
-            await rig.rent(provider)
-    assert [each.dollars_per_hour for each in asked] == [0.2]
-    assert len(fake.rented) == int(answer)
+async def test_the_machines_of_all_runs_can_be_listed(rig):
+    mine, others = rig.provider(), rig.provider(run="another-run")
+    first, second = (
+        await rig.rent(mine),
+        await others.launch(
+            (await others.offers(rig.need(1)))[0],
+            rig.boot(LaunchKey(RunId("another-run"), NodeId("stage-1"), Attempt(1))),
+            key=LaunchKey(RunId("another-run"), NodeId("stage-1"), Attempt(1)),
+        ),
+    )
+    assert {(lease.id, lease.key) for lease in await mine.all_leases()} == {
+        (first.id, first.key),
+        (second.id, second.key),
+    }
+    assert {lease.id for lease in await mine.leases()} == {first.id}
 
 
 async def test_the_run_stays_below_its_cap_also_for_launches_at_once(rig, fake):

@@ -11,6 +11,7 @@ from typing import Any
 
 from scripted_pipeline import ScriptedPipeline
 
+from myelin.cluster.intents import Spend
 from myelin.errors import MyelinError
 from myelin.orchestrator.events import NodeLog, Observer, PhaseEvent, ProgressEvent
 from myelin.orchestrator.pipeline import StageStatus
@@ -41,6 +42,8 @@ class LivePipeline(ScriptedPipeline):
     parameters: Any = field(default_factory=lambda: SimpleNamespace(vocab_size=256))
     metrics: Any = None
     plan: Any = field(default_factory=lambda: SimpleNamespace(model_uri="/some/model.gguf"))
+
+    spend: Callable[[], Spend] = Spend
 
     async def status(self) -> tuple[StageStatus, ...]:
         return tuple(replace(stage, peak_resident_bytes=7000) for stage in self.stages)

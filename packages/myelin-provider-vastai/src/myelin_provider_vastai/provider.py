@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -50,8 +50,8 @@ SETTLE_S = 2.0
 """Between those, times the spacing of calls."""
 DESTROY_AGAIN_S = 5.0
 
-Confirm = Callable[[Offer], Awaitable[bool]]
-"""Asks a person whether to rent an offer."""
+LISTING_LAG_S = 5.0
+"""How long a listing may lack a machine that was rented, times the spacing of calls."""
 
 
 class VastaiProvider:
@@ -59,17 +59,17 @@ class VastaiProvider:
 
     Args:
         context: The run, and the section ``vastai``.
-        confirm: Asked before each rent where ``vastai.confirm_lease`` is set; without it, such a rent is refused.
 
     Raises:
         ProviderError: There is no key of an account.
     """
 
-    def __init__(self, context: ProviderContext, *, confirm: Confirm | None = None) -> None:
+    def __init__(self, context: ProviderContext) -> None:
         section = context.section
         self._section = section if isinstance(section, VastaiSection) else VastaiSection.model_validate({})
         self._run = context.run
-        self._confirm = confirm
+        self.price_agreed = not self._section.confirm_lease
+        self.listing_lag_s = LISTING_LAG_S * self._section.call_spacing
         self._api = Api(self._section.api_url, account_key(self._section, os.environ), self._section.call_spacing)
         self._inventory = Inventory(self._api)
         self._host_keys = HostKeys()
@@ -112,12 +112,14 @@ class VastaiProvider:
         taken; the lease says which.
 
         Raises:
-            ProviderError: It could not be rented. Reasons beside those of the service: ``not-confirmed``, ``cost-cap``,
-                ``offer-taken``, and ``doubtful`` where the outcome stayed unknown: should the machine turn up later, it
-                is destroyed.
+            ProviderError: It could not be rented. Reasons beside those of the service: ``cost-cap``, ``offer-taken``,
+                ``abandoned`` (an earlier call with this key left doubt, and what came of it is being destroyed), and
+                ``doubtful`` where the outcome stayed unknown: should the machine turn up later, it is destroyed.
         """
         if node := self._nodes.get(key):
             return node.lease
+        if key in self._abandoned:
+            raise ProviderError(f"what came of {key} is being destroyed", "start another attempt", reason="abandoned")
         start = self._starting.get(key)
         if start is None:
             start = self._starting[key] = _Start(asyncio.create_task(self._start(offer, boot, key), name=f"rent {key}"))
@@ -148,6 +150,15 @@ class VastaiProvider:
             if instance.label.key not in self._starting:
                 leases.append(_unknown_lease(instance))
         return tuple(leases)
+
+    async def all_leases(self) -> Sequence[Lease]:
+        """The machines of every run of the account that carry our label, as far as a listing shows them.
+
+        Raises:
+            ProviderError: The listing can't be read.
+        """
+        instances = await self._inventory.listing()
+        return tuple(_unknown_lease(instance) for instance in instances.values() if instance.label is not None)
 
     async def release(self, lease: LeaseId) -> None:
         """See :meth:`myelin.plugin.Provider.release`. Returns once a listing shows it gone; goes on where cancelled.
@@ -209,7 +220,6 @@ class VastaiProvider:
                     number, offer_id, price = existing.id, existing.label.offer, existing.price
                 else:
                     offer = self._untaken(offer)
-                    await self._agreed(offer)
                     self._under_cap(offer, instances)
                     number, offer_id, price = await self._rent(offer, key), offer.id, offer.dollars_per_hour
                 self._inventory.outdate()
@@ -228,17 +238,6 @@ class VastaiProvider:
                 return node
         finally:
             del self._starting[key]
-
-    async def _agreed(self, offer: Offer) -> None:
-        """Raise unless a person has agreed to pay."""
-        if not self._section.confirm_lease:
-            return
-        if self._confirm is None or not await self._confirm(offer):
-            raise ProviderError(
-                f"renting {offer.description} was not confirmed",
-                "--set vastai.confirm_lease=false agrees to the price; vastai.max_run_dollars_per_hour caps it",
-                reason="not-confirmed",
-            )
 
     def _under_cap(self, offer: Offer, instances: Mapping[int, Instance]) -> None:
         """Raise where the run's machines and this one would cost more than is allowed."""

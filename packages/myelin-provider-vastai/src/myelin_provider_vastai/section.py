@@ -49,7 +49,7 @@ class VastaiSection(BaseModel):
     blocked_machines: tuple[int, ...] = Field((), description="ids of machines that are never rented")
     disk_gb: float = Field(32.0, ge=8, description="disk to rent with a machine, in GB")
     confirm_lease: bool = Field(
-        True, description="refuse to rent until this is set to false, which agrees to the price shown"
+        True, description="ask before the first machine is rented; false agrees to the price, as --yes does"
     )
 
     image: str = Field("vastai/pytorch", description="container image of the node; it needs Python 3.11 and a shell")
