@@ -17,7 +17,7 @@ from myelin.telemetry.tracing import configure_tracing
 from myelin.values import FinishReason, SamplingParams, SequenceId
 from myelin.wire.requests import Finished, NewToken
 
-NODE = {"myelin.node.id": "stage-0", "myelin.node.attempt": 1, "myelin.stage.index": 0}
+NODE: dict[str, str | int] = {"myelin.node.id": "stage-0", "myelin.node.attempt": 1, "myelin.stage.index": 0}
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,7 @@ def test_what_cannot_be_sent_to_is_an_error(environment: dict[str, str]) -> None
 class Collector(BaseHTTPRequestHandler):
     """Answers what it is told to, one status after another, then 200."""
 
+    protocol_version = "HTTP/1.1"
     answers: ClassVar[list[int]] = []
     seen: ClassVar[list[tuple[str, dict[str, str], bytes]]] = []
 
@@ -246,3 +247,13 @@ _METHODS = {
     Signal.METRICS: "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
     Signal.LOGS: "/opentelemetry.proto.collector.logs.v1.LogsService/Export",
 }
+
+
+def test_a_connection_that_was_closed_while_idle_is_opened_again_even_at_the_end(collector: str) -> None:
+    sink = sink_to(collector)
+    assert sink.export(Signal.TRACES, otlp_request(Signal.TRACES, "one"))
+    sink._channels[Signal.TRACES]._connection.sock.shutdown(2)  # type: ignore[attr-defined]  # as a peer would close it
+    sink.hurry()
+    assert sink.export(Signal.TRACES, otlp_request(Signal.TRACES, "two"))
+    assert len(Collector.seen) == 2
+    sink.close()

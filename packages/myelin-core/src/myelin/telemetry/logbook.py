@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -113,7 +113,7 @@ class Logbook:
             entries = tuple(self._entries)
         return entries[-count:] if count > 0 else ()
 
-    async def subscribe(self, *, recent: int = 0) -> AsyncIterator[LogEntry]:
+    async def subscribe(self, *, recent: int = 0) -> AsyncGenerator[LogEntry, None]:
         """Lines as they are added, after the last ``recent`` ones. Ends when it is closed."""
         follower = _Follower(asyncio.get_running_loop())
         with self._lock:

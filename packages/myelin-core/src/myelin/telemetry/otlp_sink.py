@@ -168,8 +168,15 @@ class HttpChannel:
         body = request.SerializeToString()
         if self._target.gzip:
             body = gzip.compress(body, 5)
+        kept = self._connection.sock is not None
         try:
-            status, reason, again = self._post(body, timeout_s)
+            try:
+                status, reason, again = self._post(body, timeout_s)
+            except ConnectionError:
+                if not kept:
+                    raise
+                self.close()  # the collector has closed a connection that was idle: that says nothing of the next one
+                status, reason, again = self._post(body, timeout_s)
         except Exception as error:  # http.client raises what sockets, TLS and parsers do
             self.close()
             raise Refused(f"{type(error).__name__}: {error}", 0.0) from None

@@ -420,7 +420,7 @@ class Agent:
         with span(self._tracer, "worker.load", self._fields) as current:
             spans = LoadSpans(self._tracer, current, self._fields)
             try:
-                loaded = await self._thread.call(
+                loaded: LoadedStage = await self._thread.call(
                     copy_context().run, self._loader, request, self._plugins, self._environment, progress
                 )
             except BaseException as error:
