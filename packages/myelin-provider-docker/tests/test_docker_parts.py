@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import tarfile
+import zipfile
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -255,6 +256,63 @@ def test_a_folder_without_wheels_is_an_error(tmp_path: Path) -> None:
     target.mkdir()
     with pytest.raises(ProviderError, match="no wheels"):
         image.fill_context(target, image.ImageRequest(wheels=tmp_path), "1", lambda line: None)
+
+
+def test_a_wheel_of_this_package_has_what_an_image_is_built_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")  # pip's way of saying: with what is installed here
+    tree = Path(__file__).parents[1]
+    image.make_wheel(tree, tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("myelin_provider_docker/node/Dockerfile").decode() == image.dockerfile()
+        assert archive.read("myelin_provider_docker/node/constraints.txt").decode() == image.constraints()
+
+
+def test_a_tree_that_is_none_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ProviderError, match="no wheel could be made") as caught:
+        image.make_wheel(tmp_path / "nothing", tmp_path)
+    assert "--wheels" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ('{"url": "file://FOLDER", "dir_info": {"editable": true}}', True),
+        ('{"url": "file://FOLDER/nothing", "dir_info": {}}', False),
+        ('{"url": "https://example.org/a.whl"}', False),
+        ("not JSON", False),
+        (None, False),
+    ],
+)
+def test_a_source_tree_is_known_by_its_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str | None, expected: bool
+) -> None:
+    (tmp_path / "pyproject.toml").write_text("")
+
+    class Installed:
+        @staticmethod
+        def read_text(name: str) -> str | None:
+            assert name == "direct_url.json"
+            return told and told.replace("FOLDER", str(tmp_path))
+
+    monkeypatch.setattr(image.metadata, "distribution", lambda name: Installed)
+    assert image.source_tree("myelin-core") == (tmp_path if expected else None)
+
+
+def test_a_build_that_fails_tells_its_last_words() -> None:
+    said: list[str] = []
+    steps = [
+        {"stream": "Step 1/2 : FROM base\n"},
+        {"stream": "\n"},
+        {"stream": "No matching distribution found\n"},
+        {"error": "The command returned a non-zero code: 1"},
+    ]
+    with pytest.raises(ProviderError, match="non-zero code") as caught:
+        image._followed(steps, "myelin-node:1", said.append)
+    assert caught.value.reason == "image-build"
+    assert "No matching distribution found" in caught.value.hint
+    assert said == ["Step 1/2 : FROM base", "No matching distribution found"]
+    assert image._followed([{"stream": "ok"}, {"aux": {"ID": "sha256:1"}}], "n", said.append) == "sha256:1"
 
 
 def test_the_command_says_in_two_lines_that_there_is_no_daemon(

@@ -1,9 +1,10 @@
 """A Docker engine of a test's own: ``dockerd`` in a network namespace, with its data in a temporary folder.
 
-It needs root, Linux and Debian's ``docker.io`` (``dockerd``, ``containerd``, ``runc``, ``tini``), ``iproute2`` and
-``iptables``, and no registry: images are made of what is on this machine (:func:`root_file_system`). The namespace is
-joined to ours by a pair of virtual interfaces, so that containers are reached from here by their own addresses, as on
-any machine that runs Docker itself; what is published on the daemon's loopback is reached with :meth:`Engine.inside`.
+It needs the extra ``docker`` (the SDK), root, Linux, Debian's ``docker.io`` (``dockerd``, ``containerd``, ``runc``,
+``tini``), ``iproute2`` and ``iptables``, and no registry: images are made of what is on this machine
+(:func:`root_file_system`). The namespace is joined to ours by a pair of virtual interfaces, so that containers are
+reached from here by their own addresses, as on any machine that runs Docker itself; what is published on the daemon's
+loopback is reached with :meth:`Engine.inside`.
 """
 
 from __future__ import annotations
