@@ -78,8 +78,9 @@ def client(engine: Engine) -> Iterator[Any]:
 
 
 @pytest.fixture
-def environment(engine: Engine) -> dict[str, str]:
-    return {**engine.environment(), "MYELIN_NODE_IMAGE": IMAGE, "HF_TOKEN": PLANTED}
+def environment(engine: Engine, tmp_path: Path) -> dict[str, str]:
+    told = {"MYELIN_NODE_IMAGE": IMAGE, "HF_TOKEN": PLANTED, "MYELIN_RUNTIME_STATE_DIR": str(tmp_path / "state")}
+    return {**engine.environment(), **told}
 
 
 def words(tmp_path: Path, *more: str) -> list[str]:
@@ -184,15 +185,20 @@ async def test_a_node_that_nobody_dials_ends_by_itself(engine, client):
 
 
 def test_an_orchestrator_that_is_killed_leaves_nodes_that_end(myelin, client, environment, tmp_path):
-    """Within the dead-man's time; what is left is a stopped container that tells why."""
-    process = myelin.start(*words(tmp_path, "-N", "1", "--max-tokens", "2000", QUESTION), **environment)
+    """Within the dead-man's time; what is left is a stopped container, which tells why, and `myelin gc` removes it."""
+    patience = ["--set", "runtime.dead_man_s=2"]
+    process = myelin.start(*words(tmp_path, "-N", "1", "--max-tokens", "2000", *patience, QUESTION), **environment)
     assert process.stdout is not None
     process.stdout.read(10)
     (running,) = client.containers()
     process.kill()
     process.wait(timeout=10)
     assert client.wait(running["Id"], timeout=60)["StatusCode"] == 1
-    assert "the control stream has been lost" in client.logs(running["Id"]).decode()
+    assert "the control stream has been lost for 2 s" in client.logs(running["Id"]).decode()
+    swept = myelin.run("gc", "--set", "provider.name=docker", "--json", **environment)
+    assert swept.code == 0, swept.err
+    assert [(found["why"], found["done"]) for found in swept.json()] == [("left behind", "released")]
+    assert client.containers(all=True) == []
 
 
 def test_a_container_that_is_killed_comes_back(myelin, client, environment, tmp_path):
