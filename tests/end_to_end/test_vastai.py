@@ -113,9 +113,11 @@ def test_a_machine_that_fails_at_once_is_replaced(myelin, fake, environment, tmp
 
 @pytest.mark.slow
 def test_a_machine_that_never_runs_ends_the_run_and_is_destroyed(myelin, fake, environment, tmp_path):
-    fake.next_machines(Trouble(state="created", message="OCI runtime create failed: no such device"))
+    never = Trouble(state="created", message="OCI runtime create failed: no such device")
+    fake.next_machines(never, never, never)
     done = myelin.run(*words(tmp_path, "-N", "1", QUESTION), **environment)
     assert done.code == 1
+    assert len({rented.machine_id for rented in fake.rented}) == len(fake.rented) == 3
     assert "OCI runtime create failed" in done.err
     assert "Traceback" not in done.err
     assert fake.live() == []

@@ -52,7 +52,8 @@ def test_a_quote_adds_up_and_has_headroom() -> None:
 
 
 @pytest.mark.parametrize(
-    ("amount", "text"), [(0, "$0.00"), (0.0042, "$0.004"), (0.05, "$0.050"), (0.42, "$0.42"), (12.3, "$12.30")]
+    ("amount", "text"),
+    [(0, "$0.00"), (0.0004, "under $0.001"), (0.0042, "$0.004"), (0.05, "$0.050"), (0.42, "$0.42"), (12.3, "$12.30")],
 )
 def test_money_as_people_write_it(amount: float, text: str) -> None:
     assert dollars(amount) == text

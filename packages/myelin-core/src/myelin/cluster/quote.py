@@ -67,5 +67,7 @@ def choose(offers: Sequence[Offer], provider: str, committed: float, left: int, 
 
 
 def dollars(amount: float) -> str:
-    """``$0.42``, ``$0.042``, ``$12.30``: two figures that tell at least, and cents."""
+    """``$0.42``, ``$0.042``, ``$12.30``, ``under $0.001``."""
+    if 0 < amount < 0.001:
+        return "under $0.001"
     return f"${amount:.3f}" if 0 < amount < 0.1 else f"${amount:.2f}"
