@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import pytest
 from pydantic import SecretStr
@@ -71,6 +72,15 @@ class FakeProvider:
 
 def spec(node: str = "stage-0") -> NodeSpec:
     return NodeSpec(RunId("run"), NodeId(node), 5 << 20, "cpu", "memory", SecretStr("s"), {"A": SecretStr("1")})
+
+
+async def gone(provider: FakeProvider, lease: Lease) -> None:
+    """Return once the provider doesn't list a lease any more."""
+    for _ in range(200):
+        if lease.id not in provider.table:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{lease.id} is still there")
 
 
 @pytest.fixture
@@ -169,6 +179,38 @@ async def test_an_unreadable_listing_is_unknown_and_never_empty(provider: FakePr
     assert raised.value.reason == "release-failed"
 
 
+async def test_a_replacement_that_dies_stays_listed_until_somebody_has_seen_why(
+    provider: FakeProvider, executor: Executor
+) -> None:
+    lost = await executor.launch(spec())
+    provider.sticky = 4  # the lost one takes its time to go
+    second = await executor.replace(spec(), lost, "it fell silent")
+    assert (second.key.attempt, second.offer) == (2, "b")
+    provider.table[second.id] = replace(second, state=LeaseState.EXITED, exit_reason="no luck")
+    await gone(provider, lost)
+    assert provider.table[second.id].state is LeaseState.EXITED
+    third = await executor.replace(spec(), provider.table[second.id], "no luck")
+    assert third.key.attempt == 3
+    assert {intent.attempt: intent.failure for intent in executor.intents} == {
+        1: "it fell silent",
+        2: "no luck",
+        3: "",
+    }
+    await executor.release_all()
+    assert provider.table == {}
+    await executor.close()
+
+
+async def test_a_lease_that_is_in_no_book_can_be_adopted(provider: FakeProvider, executor: Executor) -> None:
+    assert await executor.adopt(spec()) is None
+    key = LaunchKey(RunId("run"), NodeId("stage-0"), Attempt(4))
+    await provider.launch(provider.offered[0], spec().boot(Attempt(4)), key=key)
+    adopted = await executor.adopt(spec())
+    assert adopted is not None
+    assert adopted.key == key
+    assert (await executor.replace(spec(), adopted, "gone")).key.attempt == 5
+
+
 async def test_watching_skips_listings_that_cannot_be_read(provider: FakeProvider, executor: Executor) -> None:
     lease = await executor.launch(spec())
     provider.listing_failures = [ProviderError("unreadable")]
@@ -197,17 +239,25 @@ async def test_a_node_that_cannot_be_given_back_does_not_hold_its_replacement(
     monkeypatch.setattr("myelin.cluster.executor.RELEASE_HEAD_START_S", 0.05)
     lost = await executor.launch(spec())
     provider.release_failures = [ProviderError("not now")]
-    await executor.replace(spec(), lost, "it was stopped")
-    assert len(provider.table) == 2
+    second = await executor.replace(spec(), lost, "it was stopped")
+    assert second.key.attempt == 2
+    await gone(provider, lost)
     release = provider.release
 
     async def stuck(lease: LeaseId) -> None:
         await asyncio.sleep(30)
 
     provider.release = stuck  # type: ignore[method-assign]
-    lease = await executor.replace(spec(), lost, "it is stuck")
-    assert lease.key.attempt == 3
+    third = await executor.replace(spec(), second, "it is stuck")
+    assert third.key.attempt == 3
+    assert set(provider.table) == {second.id, third.id}
+    # Two that can't be given back are too many.
+    with pytest.raises(ProviderError, match=r"two earlier starts are still there|it is stuck"):
+        await executor.replace(spec(), third, "it is stuck, too")
+    assert set(provider.table) == {second.id, third.id}
     provider.release = release  # type: ignore[method-assign]
+    for task in executor._releasing.values():
+        task.cancel()
     await executor.release_all()
     assert provider.table == {}
     await executor.close()

@@ -49,6 +49,8 @@ LAUNCH_TRIES = 3
 """Attempts for one node, each on another offer where there is one."""
 FASTEST_POLL_S = 0.02
 SLOWEST_POLL_S = 0.25
+RELEASE_HEAD_START_S = 1.0
+"""How long a replacement waits for the node that it replaces to be gone: they may need the same memory."""
 NOTHING_MADE = frozenset({"offer-taken", "not-confirmed", "cost-cap", "no-offer", "no-key"})
 """Reasons of a launch's error that say for certain that nothing was started."""
 HOPELESS = frozenset({"no-offer", "not-confirmed", "cost-cap", "no-key"})
@@ -171,6 +173,7 @@ class Executor:
             intent = Intent(spec.node, lost.key.attempt, generation - 1, started=now).launched(lost, now)
         if intent.open:
             await self._note(intent.unwanted(why, self._clock(), lost.id))
+            await asyncio.wait({self._release(lost.id)}, timeout=RELEASE_HEAD_START_S)
         return _lease(await self._bring(spec, generation))
 
     async def adopt(self, spec: NodeSpec) -> Lease | None:
@@ -480,7 +483,8 @@ class Executor:
         while self._leaving():
             listing = await self._list()
             for node in self._leaving():
-                await self._apply(self._decide(listing, (self._wanted[node],), node))
+                actions = self._decide(listing, (self._wanted[node],), node)
+                await self._apply(action for action in actions if _is_about_a_leftover(action))
             await asyncio.sleep(next(pauses))
 
     async def _stop_tidying(self) -> None:
@@ -544,6 +548,16 @@ class Executor:
 def _lease(lease: Lease | None) -> Lease:
     assert lease is not None
     return lease
+
+
+def _is_about_a_leftover(action: Action) -> bool:
+    """It is not about a start that serves: how that one ended is for its watchers to see, before it is released."""
+    match action:
+        case Gone(intent) | Release(ends=Intent() as intent):
+            return intent.state is IntentState.RELEASING
+        case Release():
+            return True
+    return False
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:
