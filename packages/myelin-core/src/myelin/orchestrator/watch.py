@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from myelin.cluster.executor import Executor, exit_error
+from myelin.cluster.intents import IntentState
 from myelin.cluster.node_logs import NodeLogFile
 from myelin.cluster.provider import Lease, LeaseState
 from myelin.errors import MyelinError, NodeError
@@ -91,11 +93,22 @@ class NodeWatch:
         self._attempts.pop(attempt.lease.id, None)
 
     def _take(self, leases: Sequence[Lease]) -> None:
-        """A listing came."""
-        for lease in leases:
-            attempt = self._attempts.get(lease.id)
-            if attempt is not None:
+        """A listing came. What it doesn't show any more may have been given back already, once it had ended."""
+        listed = {lease.id: lease for lease in leases}
+        for lease_id, attempt in list(self._attempts.items()):
+            lease = listed.get(lease_id) or self._given_back(attempt)
+            if lease is not None:
                 self._note(attempt, lease)
+
+    def _given_back(self, attempt: NodeAttempt) -> Lease | None:
+        """The end of an attempt as the executor has noted it; None where it hasn't."""
+        key = attempt.lease.key
+        for intent in self._executor.intents:
+            if (intent.node, intent.attempt) == (key.node, key.attempt):
+                if intent.state in (IntentState.RELEASING, IntentState.RELEASED):
+                    return replace(attempt.lease, state=LeaseState.EXITED, exit_reason=intent.failure)
+                return None
+        return None
 
     def _note(self, attempt: NodeAttempt, lease: Lease) -> None:
         attempt.lease = lease
@@ -124,7 +137,7 @@ class NodeWatch:
             loop = asyncio.get_running_loop()
             until = loop.time() + EXIT_NEWS_S
             while (left := until - loop.time()) > 0:
-                lease = await self._executor.lease(attempt.lease.id, timeout_s=left)
+                lease = await self._executor.lease(attempt.lease.id, timeout_s=left) or self._given_back(attempt)
                 if lease is not None and lease.state is LeaseState.EXITED:
                     await self._report_exit(attempt, lease)
                     return
