@@ -1,4 +1,4 @@
-"""A program for ``test_grpc_quiet.py``: opens streams, ends as its argument says, and closes in ``finally``."""
+"""A program for ``test_quiet_end.py``: opens streams, ends as its argument says, and closes in ``finally``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import sys
 
 from pydantic import SecretStr
 
-from myelin.transport.contract import EDGE_PROTOCOL, Endpoint, MessageStream, PeerIdentity, TransportOptions
+from myelin.transport.contract import EDGE_PROTOCOL, Endpoint, MessageStream, PeerIdentity, Transport, TransportOptions
 from myelin.transport.grpc import GrpcTransport
+from myelin.transport.tcp import TcpTransport
 from myelin.values import Attempt, NodeId, RunId
 
 
-def transport(node: str) -> GrpcTransport:
-    return GrpcTransport(TransportOptions(PeerIdentity(RunId("run-1"), NodeId(node), Attempt(1)), SecretStr("hush")))
+def transport(node: str) -> Transport:
+    options = TransportOptions(PeerIdentity(RunId("run-1"), NodeId(node), Attempt(1)), SecretStr("hush"))
+    return TcpTransport(options) if sys.argv[3] == "tcp" else GrpcTransport(options)
 
 
 async def echo(stream: MessageStream) -> None:

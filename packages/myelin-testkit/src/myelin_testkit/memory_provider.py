@@ -364,7 +364,7 @@ async def listening_node(boot: BootSpec, announce: Announce, say: Say) -> None:
 
     Told to use a transport that there is not, it says so and fails, as the real worker does.
     """
-    if boot.transport not in ("grpc", "memory"):
+    if boot.transport not in ("tcp", "grpc", "memory"):
         say(f"The transport {boot.transport!r} is not installed")
         raise RuntimeError(f"the transport {boot.transport!r} is not installed")
     host, _, port = boot.bind.rpartition(":")

@@ -179,7 +179,7 @@ class ProviderCompliance(ABC):
         """
         environment = {"TESTKIT_TOKEN": SecretStr(f"{PLANTED}-token")}
         secret = SecretStr(f"{PLANTED}-run")
-        return BootSpec(key.run, key.node, key.attempt, secret, transport or "grpc", "cpu", environment=environment)
+        return BootSpec(key.run, key.node, key.attempt, secret, transport or "tcp", "cpu", environment=environment)
 
     def outside(self) -> Collection[object]:
         """All that is started, as seen without the provider: process ids, containers. Override it where you can."""

@@ -15,7 +15,7 @@ import socket
 import sys
 from typing import TextIO
 
-TRANSPORTS = ("grpc", "memory")
+TRANSPORTS = ("tcp", "grpc", "memory")
 
 
 def main() -> int:

@@ -85,7 +85,7 @@ class BootSpec:
     node: NodeId
     attempt: Attempt
     secret: SecretStr
-    transport: str = "grpc"
+    transport: str = "tcp"
     engine: str = "cpu"
     bind: str = "127.0.0.1:0"
     environment: Mapping[str, SecretStr] = field(default_factory=dict)

@@ -62,7 +62,7 @@ class RunRequest:
     provider: str = "process"
     provider_section: BaseModel | None = None
     engine: str = "auto"
-    transport: str = "grpc"
+    transport: str = "tcp"
     planner: str = ""
     endpoint_mask: str = ""
     startup_timeout_s: float = 60.0

@@ -104,6 +104,46 @@ class Record:
     flags: RecordFlags = RecordFlags.NONE
 
 
+def beginning(
+    kind: RecordKind,
+    epoch: Epoch,
+    object_id: int,
+    sequence: int,
+    *,
+    meta: bytes | memoryview = b"",
+    dtype: PayloadType = PayloadType.NONE,
+    rows: int = 0,
+    columns: int = 0,
+    flags: RecordFlags = RecordFlags.NONE,
+) -> bytes:
+    """The bytes of a record up to its payload, which is yet to come: ``rows * columns`` elements of ``dtype``.
+
+    Raises:
+        WireError: A number is out of range.
+    """
+    payload_bytes = rows * columns * _SIZES[dtype]
+    try:
+        return (
+            _HEADER.pack(
+                MAGIC,
+                VERSION,
+                kind,
+                dtype,
+                flags,
+                epoch,
+                object_id,
+                sequence,
+                rows,
+                columns,
+                meta.nbytes if isinstance(meta, memoryview) else len(meta),
+                payload_bytes,
+            )
+            + meta
+        )
+    except struct.error as error:
+        raise WireError(f"a {kind.name} record has a number out of range: {error}") from None
+
+
 def pack(record: Record) -> bytes:
     """The bytes of a record.
 
@@ -111,29 +151,23 @@ def pack(record: Record) -> bytes:
         WireError: Its shape and payload contradict each other, or a number is out of range.
     """
     payload_bytes = memoryview(record.payload).nbytes
-    if payload_bytes != record.rows * record.columns * _SIZES[int(record.dtype)]:
+    if payload_bytes != record.rows * record.columns * _SIZES[record.dtype]:
         raise WireError(
             f"a {record.kind.name} record of {record.rows}×{record.columns} {record.dtype.name} "
             f"has {payload_bytes} bytes"
         )
-    try:
-        header = _HEADER.pack(
-            MAGIC,
-            VERSION,
-            record.kind,
-            record.dtype,
-            record.flags,
-            record.epoch,
-            record.object_id,
-            record.sequence,
-            record.rows,
-            record.columns,
-            memoryview(record.meta).nbytes,
-            payload_bytes,
-        )
-    except struct.error as error:
-        raise WireError(f"a {record.kind.name} record has a number out of range: {error}") from None
-    return b"".join((header, record.meta, record.payload))
+    start = beginning(
+        record.kind,
+        record.epoch,
+        record.object_id,
+        record.sequence,
+        meta=record.meta,
+        dtype=record.dtype,
+        rows=record.rows,
+        columns=record.columns,
+        flags=record.flags,
+    )
+    return b"".join((start, record.payload)) if payload_bytes else start
 
 
 def unpack(message: bytes | memoryview) -> Record:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
-_Job = tuple[Callable[..., Any], tuple[Any, ...], Callable[[Any], None], Callable[[BaseException], None]]
+_Job = tuple[Callable[..., Any], tuple[Any, ...], Callable[[Any], None] | None, Callable[[BaseException], None]]
 
 
 class EngineThread:
@@ -31,10 +31,13 @@ class EngineThread:
         self,
         job: Callable[..., Result],
         arguments: tuple[Any, ...],
-        done: Callable[[Result], None],
+        done: Callable[[Result], None] | None,
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Run ``job(*arguments)`` on the thread, then ``done(result)`` or ``failed(error)`` on the event loop."""
+        """Run ``job(*arguments)`` on the thread, then ``done(result)`` or ``failed(error)`` on the event loop.
+
+        Without ``done`` a job that succeeds wakes nobody: it has seen to its result itself.
+        """
         self._jobs.put((job, arguments, done, failed))
 
     async def call(self, job: Callable[..., Result], *arguments: Any) -> Result:
@@ -53,10 +56,10 @@ class EngineThread:
         self.post(job, arguments, done, failed)
         return await future
 
-    def notify(self, callback: Callable[[], object]) -> None:
-        """Run ``callback`` on the event loop. For jobs, on the thread."""
+    def notify(self, callback: Callable[..., object], *arguments: object) -> None:
+        """Run ``callback(*arguments)`` on the event loop. For jobs, on the thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(callback)
+            self._loop.call_soon_threadsafe(callback, *arguments)
 
     def stop(self) -> None:
         """End the thread once the jobs before are done; returns at once. Twice is fine."""
@@ -70,14 +73,15 @@ class EngineThread:
             try:
                 result = job(*arguments)
             except BaseException as error:
-                report: Callable[[Any], None] = failed
+                report: Callable[[Any], None] | None = failed
                 answer: Any = error
             else:
                 report, answer = done, result
-            try:
-                notify(report, answer)
-            except RuntimeError:  # The loop is closed: nobody waits any more.
-                return
+            if report is not None:
+                try:
+                    notify(report, answer)
+                except RuntimeError:  # The loop is closed: nobody waits any more.
+                    return
             # Hold no batch, and no error with its frames, while waiting for the next job.
             del item, job, arguments, done, failed, report, answer
             result = None

@@ -171,7 +171,7 @@ class Head:
             flags = RecordFlags.NONE
             for segment in batch.segments:
                 owner = self._owners.get(segment.sequence)
-                if owner is not None:
+                if owner is not None and owner[1] is not RecordFlags.NONE:
                     flags |= owner[1]
             first = stage.idle and on_start is not None
             starts = starts or first

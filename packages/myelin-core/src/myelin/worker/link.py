@@ -1,4 +1,8 @@
-"""A message stream in use: an outbox that never makes anybody wait, and a reader."""
+"""A message stream in use: an outbox that never makes anybody wait, and a reader.
+
+Where the stream is a :class:`~myelin.transport.contract.DirectStream`, there is no outbox: what is pushed is posted,
+from whichever thread, and what comes is handed over in the call that has read it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from myelin.errors import StreamClosed, TransportError
-from myelin.transport.contract import MessageStream
+from myelin.transport.contract import DirectStream, MessageStream
 
 
 class MessageLink:
@@ -15,19 +19,32 @@ class MessageLink:
 
     Attributes:
         stream: The stream.
+        direct: Whether :meth:`push` may be called from any thread.
         ended: Set once :meth:`serve` is over.
     """
 
     def __init__(self, stream: MessageStream) -> None:
         self.stream = stream
+        self._direct = stream if isinstance(stream, DirectStream) else None
+        self.direct = self._direct is not None
         self.ended = asyncio.Event()
         self._outbox: deque[bytes] = deque()
         self._wake = asyncio.Event()
         self._closing = False
 
     def push(self, message: bytes) -> None:
-        """Send it as soon as the stream takes it; dropped where the link is closing."""
-        if not self._closing:
+        """Send it as soon as the stream takes it; dropped where the link is closing.
+
+        On the event loop's thread; where the link is :attr:`direct`, on any.
+
+        Raises:
+            TransportError: It is too large, and the link is direct; otherwise :meth:`serve` raises it.
+        """
+        if self._closing:
+            return
+        if self._direct is not None:
+            self._direct.post(message)
+        else:
             self._outbox.append(message)
             self._wake.set()
 
@@ -70,6 +87,8 @@ class MessageLink:
             await wake.wait()
 
     async def _receive(self, on_message: Callable[[bytes], None]) -> None:
+        if self._direct is not None:
+            await self._direct.deliver_to(on_message)
         receive = self.stream.receive
         while True:
             on_message(await receive())

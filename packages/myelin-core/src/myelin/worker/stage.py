@@ -1,8 +1,9 @@
 """A loaded stage at work: records come in, the engine computes them on its thread, records go out.
 
 The path of a token through a stage is: a link's reader hands a record to :meth:`Stage.receive`, which checks it and
-posts it to the engine's thread; there it is computed and packed for the next node; back on the event loop the packed
-bytes are pushed to the outgoing link. No task is made for a record, and the event loop never computes.
+posts it to the engine's thread; there it is computed and packed for the next node, and, where the outgoing link is a
+direct one, sent; otherwise the packed bytes are pushed to the link on the event loop. No task is made for a record, and
+the event loop never computes.
 
 Records belong to an epoch. Those of an older one are dropped wherever they are met: on arrival, before they are
 computed, and before they are sent. A new epoch begins with empty caches on every stage.
@@ -19,14 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from myelin.engine.contract import Engine, LoadReport, Sample, Segment, StageBatch, StageOutput
-from myelin.errors import EngineError, MyelinError, NodeError, WireError
+from myelin.errors import EngineError, MyelinError, NodeError, TransportError, WireError
 from myelin.model.shard import ShardPlan, StageSlice
 from myelin.telemetry.stage_recorder import StageRecorder
 from myelin.values import Epoch, SequenceId
-from myelin.wire.record import PayloadType, Record, RecordFlags, RecordKind, pack
+from myelin.wire.record import PayloadType, Record, RecordFlags, RecordKind, beginning, pack
 from myelin.wire.requests import Fault, fault_record, read_fault
 from myelin.worker.edge import EdgeLink
 from myelin.worker.engine_thread import EngineThread
+from myelin.worker.rehearsal import HeadRehearsal, StageRehearsal
 from myelin.worker.segments import BatchLimits, pack_batch, pack_samples, unpack_batch, unpack_samples
 
 
@@ -103,15 +105,31 @@ class Work:
 
 
 class Route(Protocol):
-    """Where a stage's results go within one epoch."""
+    """Where a stage's results go within one epoch.
+
+    Attributes:
+        epoch: The epoch.
+        direct: Whether :meth:`deliver` is called on the engine's thread, too.
+    """
 
     epoch: Epoch
+    direct: bool
 
-    def finish(self, work: Work, output: StageOutput) -> object:
+    def begin(self, work: Work, width: int) -> bytes:
+        """On the engine's thread, before the step: what can be packed of its result, whose rows have ``width`` columns.
+
+        After the step, the processor's caches hold weights and little else; before it, the same takes a fraction.
+        """
+
+    def finish(self, work: Work, output: StageOutput, begun: bytes) -> object:
         """On the engine's thread: what :meth:`deliver` needs, none of it in the engine's buffers; or None."""
 
     def deliver(self, finished: object) -> None:
-        """On the event loop."""
+        """On the event loop, or where the route is direct on the engine's thread.
+
+        Raises:
+            TransportError: It can't be sent.
+        """
 
     def close(self) -> None:
         """The epoch is over."""
@@ -123,25 +141,25 @@ class ActivationRoute:
     def __init__(self, epoch: Epoch, link: EdgeLink) -> None:
         self.epoch = epoch
         self.link = link
+        self.direct = link.direct
 
-    def finish(self, work: Work, output: StageOutput) -> bytes:
-        """The BATCH record for the next stage."""
-        hidden = output.hidden
-        columns = 0 if hidden is None else hidden.shape[1]
-        return pack(
-            Record(
-                kind=RecordKind.BATCH,
-                epoch=self.epoch,
-                object_id=work.object_id,
-                sequence=self.link.number(),
-                meta=pack_batch(work.segments, work.releases),
-                payload=b"" if hidden is None else hidden.data.cast("B"),
-                dtype=PayloadType.NONE if hidden is None else PayloadType.FLOAT32,
-                rows=work.rows,
-                columns=columns,
-                flags=work.flags,
-            )
+    def begin(self, work: Work, width: int) -> bytes:
+        """The record up to the hidden rows."""
+        return beginning(
+            RecordKind.BATCH,
+            self.epoch,
+            work.object_id,
+            self.link.number(),
+            meta=pack_batch(work.segments, work.releases),
+            dtype=PayloadType.FLOAT32 if work.rows else PayloadType.NONE,
+            rows=work.rows,
+            columns=width if work.rows else 0,
+            flags=work.flags,
         )
+
+    def finish(self, work: Work, output: StageOutput, begun: bytes) -> bytes:
+        """The BATCH record for the next stage."""
+        return begun if output.hidden is None else b"".join((begun, output.hidden.data.cast("B")))
 
     def deliver(self, finished: object) -> None:
         """Push it."""
@@ -159,20 +177,23 @@ class SamplesRoute:
     def __init__(self, epoch: Epoch, link: EdgeLink) -> None:
         self.epoch = epoch
         self.link = link
+        self.direct = link.direct
 
-    def finish(self, work: Work, output: StageOutput) -> bytes | None:
+    def begin(self, work: Work, width: int) -> bytes:
+        """Nothing is known yet."""
+        return b""
+
+    def finish(self, work: Work, output: StageOutput, begun: bytes) -> bytes | None:
         """The SAMPLES record; none for releases alone."""
         if not work.segments:
             return None
-        return pack(
-            Record(
-                kind=RecordKind.SAMPLES,
-                epoch=self.epoch,
-                object_id=work.object_id,
-                sequence=self.link.number(),
-                meta=pack_samples(output.samples),
-                flags=work.flags,
-            )
+        return beginning(
+            RecordKind.SAMPLES,
+            self.epoch,
+            work.object_id,
+            self.link.number(),
+            meta=pack_samples(output.samples),
+            flags=work.flags,
         )
 
     def deliver(self, finished: object) -> None:
@@ -190,9 +211,14 @@ class LocalRoute:
 
     def __init__(self, epoch: Epoch, on_samples: Callable[[int, tuple[Sample, ...]], None]) -> None:
         self.epoch = epoch
+        self.direct = False  # the scheduler is the event loop's
         self._on_samples = on_samples
 
-    def finish(self, work: Work, output: StageOutput) -> tuple[int, tuple[Sample, ...]] | None:
+    def begin(self, work: Work, width: int) -> bytes:
+        """Nothing is packed."""
+        return b""
+
+    def finish(self, work: Work, output: StageOutput, begun: bytes) -> tuple[int, tuple[Sample, ...]] | None:
         """The micro-batch and its tokens; none for releases alone."""
         return (work.object_id, output.samples) if work.segments else None
 
@@ -242,7 +268,9 @@ class Stage:
         self._on_samples = on_samples
         self._route: Route | None = None
         self._upstream: EdgeLink | None = None
-        self._posted = 0  # micro-batches on the engine's thread, or on their way to it
+        self._posted = 0  # micro-batches given to the engine's thread
+        self._computed = 0  # those that it is through with; the engine's thread's own
+        self._rehearse = HeadRehearsal(loaded.count) if loaded.index == 0 else StageRehearsal(loaded.width)
         self._alive: set[SequenceId] = set()  # the engine's thread's own
 
     @property
@@ -297,7 +325,7 @@ class Stage:
     @property
     def idle(self) -> bool:
         """Whether the engine's thread has nothing to compute."""
-        return self._posted == 0
+        return self._posted == self._computed
 
     def receive(self, record: Record) -> None:
         """A record came from the stage before (or, at the head, from the tail).
@@ -348,7 +376,7 @@ class Stage:
             self._posted += 1
             if self.recorder is not None and work.segments and self.is_head:
                 self.recorder.sent(work.object_id)
-            self._thread.post(self._compute, (work, route), self._deliver, self._compute_failed)
+            self._thread.post(self._compute, (work, route), None, self._engine_failed)
 
     def fail(self, error: MyelinError, *, fatal: bool = False, told: bool = False) -> None:
         """The pipeline can't go on in this epoch. Tells the stage before, and :attr:`on_fault`; the first one counts.
@@ -368,11 +396,6 @@ class Stage:
         route.close()
         self._on_fault(error, not told)
 
-    def _compute_failed(self, error: BaseException) -> None:
-        """A step raised."""
-        self._posted -= 1
-        self._engine_failed(error)
-
     def _engine_failed(self, error: BaseException) -> None:
         """The engine raised."""
         if not isinstance(error, MyelinError):
@@ -383,13 +406,17 @@ class Stage:
             )
         self.fail(error, fatal=True)
 
-    def _deliver(self, finished: tuple[Route, object] | None) -> None:
-        """A result is back on the event loop."""
-        self._posted -= 1
-        if finished is not None and finished[0] is self._route:
-            if self.recorder is not None and isinstance(finished[1], bytes):
-                self.recorder.bytes_out += len(finished[1])
-            finished[0].deliver(finished[1])
+    def _deliver(self, route: Route, finished: object) -> None:
+        """A result is ready, of this epoch or an older one. On the event loop, or the engine's thread."""
+        if route is not self._route:
+            return
+        try:
+            route.deliver(finished)
+        except TransportError as error:
+            self._thread.notify(self.fail, error)
+        else:
+            if self.recorder is not None and isinstance(finished, bytes):
+                self.recorder.bytes_out += len(finished)
 
     # What follows runs on the engine's thread.
 
@@ -401,11 +428,25 @@ class Stage:
             self.recorder.new_epoch()
         self._alive.clear()
 
-    def _compute(self, work: Work, route: Route) -> tuple[Route, object] | None:
+    def _compute(self, work: Work, route: Route) -> None:
         if work.on_start is not None:
             self._thread.notify(work.on_start)
-        if route is not self._route:  # A new epoch, or a fault, came meanwhile.
-            return None
+        try:
+            # None where a new epoch, or a fault, came meanwhile.
+            finished = self._finished(work, route) if route is self._route else None
+        finally:
+            self._computed += 1
+        if finished is None:
+            return
+        if route.direct:
+            self._deliver(route, finished)
+            if self._posted == self._computed:
+                self._rehearse()
+        else:
+            self._thread.notify(self._deliver, route, finished)
+
+    def _finished(self, work: Work, route: Route) -> object:
+        """Compute it, and make what the route sends of the result."""
         engine, alive, recorder = self.loaded.engine, self._alive, self.recorder
         for sequence in work.releases:
             alive.discard(sequence)
@@ -413,6 +454,7 @@ class Stage:
         if recorder is not None and work.releases:
             recorder.released(work.releases)
         output = _NOTHING
+        begun = route.begin(work, self.loaded.width)
         if work.segments:
             began = time.perf_counter()
             began_ns = time.time_ns() if recorder is not None else 0
@@ -430,8 +472,7 @@ class Stage:
                 recorder.step(work.segments, began_ns, time.time_ns())
             if not self.loaded.slice.is_tail:
                 _check_hidden(output.hidden, work.rows, self.loaded.width)
-        finished = route.finish(work, output)
-        return None if finished is None else (route, finished)
+        return route.finish(work, output, begun)
 
 
 _NOTHING = StageOutput()

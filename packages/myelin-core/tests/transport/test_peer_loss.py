@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,21 +14,25 @@ import pytest
 from pydantic import SecretStr
 
 from myelin.errors import StreamClosed, TransportError
-from myelin.transport.contract import EDGE_PROTOCOL, Endpoint, MessageStream, PeerIdentity, TransportOptions
+from myelin.transport.contract import EDGE_PROTOCOL, Endpoint, MessageStream, PeerIdentity, Transport, TransportOptions
 from myelin.transport.grpc import GrpcTransport
+from myelin.transport.tcp import TcpTransport
 from myelin.values import Attempt, NodeId, RunId
 
 KEEPALIVE_S = 0.5
-NOTICED_WITHIN_S = {signal.SIGKILL: 2.0, signal.SIGSTOP: 2 * KEEPALIVE_S + 2.0}
+NOTICED_WITHIN_S = {signal.SIGKILL: 2.0, signal.SIGSTOP: 3 * KEEPALIVE_S + 2.0}
 """With room for a busy machine; with settings that don't work it takes a minute."""
+TRANSPORTS: dict[str, Callable[[TransportOptions], Transport]] = {"grpc": GrpcTransport, "tcp": TcpTransport}
+HELD_KEEPALIVES = {"grpc": 4.0, "tcp": 1.5}
+"""For how long a peer's interpreter may be held: gRPC's own threads answer pings meanwhile, TCP's event loop can't."""
 IDENTITY = PeerIdentity(RunId("run-1"), NodeId("this"), Attempt(1))
 OPTIONS = TransportOptions(IDENTITY, SecretStr("a secret"), keepalive_s=KEEPALIVE_S)
 
 
 @asynccontextmanager
-async def other_process(*arguments: str) -> AsyncIterator[tuple[Process, str]]:
+async def other_process(name: str, *arguments: str) -> AsyncIterator[tuple[Process, str]]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(Path(__file__).with_name("loss_peer.py")), str(KEEPALIVE_S), *arguments, stdout=PIPE
+        sys.executable, str(Path(__file__).with_name("loss_peer.py")), str(KEEPALIVE_S), name, *arguments, stdout=PIPE
     )
     try:
         assert process.stdout is not None
@@ -40,12 +44,12 @@ async def other_process(*arguments: str) -> AsyncIterator[tuple[Process, str]]:
 
 
 @asynccontextmanager
-async def stream_to_other_process(role: str) -> AsyncIterator[tuple[Process, MessageStream]]:
+async def stream_to_other_process(name: str, role: str) -> AsyncIterator[tuple[Process, MessageStream]]:
     """A stream on which this process is the ``dialler`` or the ``acceptor``."""
-    transport = GrpcTransport(OPTIONS)
+    transport = TRANSPORTS[name](OPTIONS)
     try:
         if role == "dialler":
-            async with other_process("listen") as (process, address):
+            async with other_process(name, "listen") as (process, address):
                 yield process, await transport.connect(Endpoint((address,)), EDGE_PROTOCOL)
             return
         arrived: asyncio.Future[MessageStream] = asyncio.get_running_loop().create_future()
@@ -56,7 +60,7 @@ async def stream_to_other_process(role: str) -> AsyncIterator[tuple[Process, Mes
             await leave.wait()
 
         listener = await transport.listen("127.0.0.1:0", {EDGE_PROTOCOL: handler})
-        async with other_process("dial", listener.address) as (process, _):
+        async with other_process(name, "dial", listener.address) as (process, _):
             yield process, await arrived
             leave.set()
     finally:
@@ -66,8 +70,9 @@ async def stream_to_other_process(role: str) -> AsyncIterator[tuple[Process, Mes
 @pytest.mark.parametrize("traffic", ["idle", "busy"])
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("role", ["dialler", "acceptor"])
-async def test_a_lost_peer_is_noticed(role: str, end: signal.Signals, traffic: str) -> None:
-    async with asyncio.timeout(30), stream_to_other_process(role) as (process, stream):
+@pytest.mark.parametrize("name", TRANSPORTS)
+async def test_a_lost_peer_is_noticed(name: str, role: str, end: signal.Signals, traffic: str) -> None:
+    async with asyncio.timeout(30), stream_to_other_process(name, role) as (process, stream):
         await stream.send(b"there?")
         assert await stream.receive() == b"there?"
 
@@ -101,19 +106,21 @@ async def test_a_lost_peer_is_noticed(role: str, end: signal.Signals, traffic: s
 
 
 @pytest.mark.parametrize("role", ["dialler", "acceptor"])
-async def test_an_idle_peer_that_is_well_is_kept(role: str) -> None:
+@pytest.mark.parametrize("name", TRANSPORTS)
+async def test_an_idle_peer_that_is_well_is_kept(name: str, role: str) -> None:
     """Keepalive pings alone, for many times the keepalive, do not make either side drop the other."""
-    async with asyncio.timeout(30), stream_to_other_process(role) as (_, stream):
+    async with asyncio.timeout(30), stream_to_other_process(name, role) as (_, stream):
         await asyncio.sleep(6 * KEEPALIVE_S)
         await stream.send(b"there?")
         assert await stream.receive() == b"there?"
 
 
 @pytest.mark.parametrize("role", ["dialler", "acceptor"])
-async def test_a_peer_that_computes_without_pause_is_kept(role: str) -> None:
-    """gRPC's own threads answer pings while Python runs nothing else, for several times the keepalive."""
-    async with asyncio.timeout(30), stream_to_other_process(role) as (_, stream):
+@pytest.mark.parametrize("name", TRANSPORTS)
+async def test_a_peer_that_computes_without_pause_is_kept(name: str, role: str) -> None:
+    async with asyncio.timeout(30), stream_to_other_process(name, role) as (_, stream):
         begun = asyncio.get_running_loop().time()
-        await stream.send(b"hold")
-        assert await stream.receive() == b"hold"
-        assert asyncio.get_running_loop().time() - begun >= 4 * KEEPALIVE_S
+        message = b"hold %g" % HELD_KEEPALIVES[name]
+        await stream.send(message)
+        assert await stream.receive() == message
+        assert asyncio.get_running_loop().time() - begun >= HELD_KEEPALIVES[name] * KEEPALIVE_S

@@ -1,18 +1,27 @@
-"""gRPC among strangers: peers that say nothing, and peers that speak something else."""
+"""Transports among strangers: peers that say nothing, and peers that speak something else."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from pydantic import SecretStr
 
 from myelin.errors import TransportError
-from myelin.transport.contract import EDGE_PROTOCOL, Endpoint, Listener, MessageStream, PeerIdentity, TransportOptions
+from myelin.transport.contract import (
+    EDGE_PROTOCOL,
+    Endpoint,
+    Listener,
+    MessageStream,
+    PeerIdentity,
+    Transport,
+    TransportOptions,
+)
 from myelin.transport.grpc import GrpcTransport
+from myelin.transport.tcp import TcpTransport
 from myelin.values import Attempt, NodeId, RunId
 
 
@@ -26,22 +35,28 @@ async def echo(stream: MessageStream) -> None:
         await stream.send(await stream.receive())
 
 
+@pytest.fixture(params=[GrpcTransport, TcpTransport], ids=["grpc", "tcp"])
+def kind(request: pytest.FixtureRequest) -> Callable[[TransportOptions], Transport]:
+    made: Callable[[TransportOptions], Transport] = request.param
+    return made
+
+
 @pytest.fixture
-async def listener() -> AsyncIterator[Listener]:
-    transport = GrpcTransport(options("stage-0"))
+async def listener(kind: Callable[[TransportOptions], Transport]) -> AsyncIterator[Listener]:
+    transport = kind(options("stage-0"))
     yield await transport.listen("127.0.0.1:0", {EDGE_PROTOCOL: echo})
     await transport.close()
 
 
 @pytest.fixture
-async def dialler() -> AsyncIterator[GrpcTransport]:
-    transport = GrpcTransport(options("orchestrator"))
+async def dialler(kind: Callable[[TransportOptions], Transport]) -> AsyncIterator[Transport]:
+    transport = kind(options("orchestrator"))
     yield transport
     await transport.close()
 
 
 async def test_a_silent_candidate_costs_its_deadline_and_the_next_is_tried(
-    dialler: GrpcTransport, listener: Listener
+    dialler: Transport, listener: Listener
 ) -> None:
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
@@ -58,7 +73,7 @@ async def test_a_silent_candidate_costs_its_deadline_and_the_next_is_tried(
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.6\r\n", b"\x00" * 64, b""])
-async def test_a_server_of_another_kind_is_unreachable(dialler: GrpcTransport, answer: bytes) -> None:
+async def test_a_server_of_another_kind_is_unreachable(dialler: Transport, answer: bytes) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(10)
         writer.write(answer)
@@ -75,7 +90,7 @@ async def test_a_server_of_another_kind_is_unreachable(dialler: GrpcTransport, a
     await server.wait_closed()
 
 
-async def test_a_listener_survives_garbage(dialler: GrpcTransport, listener: Listener) -> None:
+async def test_a_listener_survives_garbage(dialler: Transport, listener: Listener) -> None:
     host, port = listener.address.split(":")
     for garbage in (
         b"GET / HTTP/1.1\r\n\r\n",
@@ -92,7 +107,7 @@ async def test_a_listener_survives_garbage(dialler: GrpcTransport, listener: Lis
 
 
 async def test_an_http_proxy_is_not_asked(
-    dialler: GrpcTransport, listener: Listener, monkeypatch: pytest.MonkeyPatch
+    dialler: Transport, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
