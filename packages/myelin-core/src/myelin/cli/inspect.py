@@ -99,7 +99,8 @@ def fitting(facts: ModelFacts, uri: str, root: Root, memory: tuple[int, ...], co
     from myelin.engine.contract import EngineOptions
     from myelin.errors import MyelinError
     from myelin.model.architecture import describe
-    from myelin.orchestrator.planning import KV_BYTES, node_names, resolved_options
+    from myelin.orchestrator.machines import node_names
+    from myelin.orchestrator.planning import KV_BYTES, resolved_options
     from myelin.planner.run_plan import NodeCapacity, PlanRequest
 
     runtime = root.settings.runtime

@@ -37,7 +37,7 @@ from myelin.cluster.reconcile import (
     Wanted,
     reconcile,
 )
-from myelin.cluster.spec import NodeSpec
+from myelin.cluster.spec import NodeSpec, in_turn, no_offer
 from myelin.errors import MyelinError, ProviderError
 from myelin.values import LeaseId, NodeId
 
@@ -412,7 +412,7 @@ class Executor:
         )
 
     async def _offers(self, need: Need) -> Sequence[Offer]:
-        """The offers that aren't to be avoided, best first; where all are, all.
+        """The offers that aren't to be avoided, the one that was planned for and then the best first; where all are, all.
 
         Raises:
             ProviderError: There is none.
@@ -421,12 +421,8 @@ class Executor:
         if not offers and need.exclude:
             offers = await self._provider.offers(replace(need, exclude=frozenset()))
         if not offers:
-            raise ProviderError(
-                f"the provider {self._name} has nothing for {need.node}, which needs {need.memory_bytes >> 20} MiB",
-                "use more stages, a smaller model or context, or another provider",
-                reason="no-offer",
-            )
-        return offers
+            raise no_offer(self._provider, self._name, need)
+        return in_turn(offers, need)
 
     def _paid(self) -> list[Intent]:
         """The starts that count against the cap: not those that are on their way out."""

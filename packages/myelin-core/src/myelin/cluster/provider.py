@@ -27,12 +27,14 @@ class Need:
         memory_bytes: Weights, keys and values, scratch; without the worker's own fixed overhead.
         engine: The engine it will run (``cpu``, ``triton``, ``reference``).
         exclude: Ids of offers that must not be used again (a machine that failed).
+        offer: The id of the offer that its stage was planned for; empty where it was planned for none in particular.
     """
 
     node: NodeId
     memory_bytes: int
     engine: str
     exclude: frozenset[str] = frozenset()
+    offer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,9 @@ class Offer:
         memory_bytes: What a stage may use there; 0 is unknown.
         dollars_per_hour: 0 where it costs nothing.
         details: Anything else worth showing.
+        bandwidth: Bytes per second of the memory that a stage computes from; 0 is unknown.
+        room: How many nodes of a run can be started from it; 0 is not limited.
+        shared: Whether they share ``memory_bytes``; otherwise each has as much.
     """
 
     id: str
@@ -54,6 +59,9 @@ class Offer:
     memory_bytes: int = 0
     dollars_per_hour: float = 0.0
     details: Mapping[str, str] = field(default_factory=dict)
+    bandwidth: float = 0.0
+    room: int = 0
+    shared: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +121,7 @@ class Lease:
         offer: The id of the offer it came from.
         dollars_per_hour: What it costs.
         exit_reason: For people, where it has exited.
+        detail: For people, what it waits for, where it isn't running yet.
     """
 
     id: LeaseId
@@ -122,6 +131,7 @@ class Lease:
     endpoint: Endpoint | None = None
     dollars_per_hour: float = 0.0
     exit_reason: str = ""
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +164,7 @@ class ProviderContext:
 class Provider(Protocol):
     """Starts nodes somewhere.
 
-    A provider may say more of itself by attributes and a method that are all optional:
+    A provider may say more of itself by attributes and methods that are all optional:
 
     - ``same_host = True``: its nodes are processes of the orchestrator's own machine, with its files, and end with it.
       They are then told of files that they can append to (``--trace-file``).
@@ -164,6 +174,9 @@ class Provider(Protocol):
       are asked once for the whole run, where its offers cost anything.
     - ``async def all_leases(self) -> Sequence[Lease]``: as :meth:`leases`, of all runs that the provider can see;
       ``myelin gc`` finds with it what no ledger remembers.
+    - ``packed = True``: it means to take as few machines as can be; stages are planned for as many as can be otherwise.
+    - ``lacking(need) -> str``: asked after :meth:`offers` gave nothing; what would have to be there, and what there is,
+      as a part of a sentence.
     """
 
     async def offers(self, need: Need) -> Sequence[Offer]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import SecretStr
 
-from myelin.cluster.provider import BootSpec, LaunchKey, Need
+from myelin.cluster.provider import BootSpec, LaunchKey, Need, Offer, Provider
+from myelin.errors import ProviderError
 from myelin.values import Attempt, NodeId, RunId
 
 
@@ -22,6 +23,7 @@ class NodeSpec:
         transport: The transport it listens with.
         secret: The run's.
         environment: More variables for the worker; values may be secret.
+        offer: The id of the offer that its stage was planned for; empty is any.
     """
 
     run: RunId
@@ -31,10 +33,11 @@ class NodeSpec:
     transport: str
     secret: SecretStr
     environment: Mapping[str, SecretStr] = field(default_factory=dict)
+    offer: str = ""
 
     def need(self, exclude: frozenset[str] = frozenset()) -> Need:
         """What to ask a provider for; offers in ``exclude`` have failed before."""
-        return Need(self.node, self.memory_bytes, self.engine, exclude)
+        return Need(self.node, self.memory_bytes, self.engine, exclude, self.offer)
 
     def key(self, attempt: Attempt) -> LaunchKey:
         """Names one start of it."""
@@ -51,3 +54,22 @@ class NodeSpec:
             engine=self.engine,
             environment=self.environment,
         )
+
+
+def in_turn(offers: Sequence[Offer], need: Need) -> Sequence[Offer]:
+    """``offers`` with the one that ``need``'s stage was planned for at the front, where it is among them. Pure."""
+    if not need.offer:
+        return offers
+    return sorted(offers, key=lambda offer: offer.id != need.offer)
+
+
+def no_offer(provider: Provider, name: str, need: Need) -> ProviderError:
+    """The error for a need that the provider called ``name`` has no offer for; what is lacking, where it can tell."""
+    told = getattr(provider, "lacking", None)
+    lacking = told(need) if callable(told) else ""
+    return ProviderError(
+        f"the provider {name} has nothing for {need.node}, which needs {need.memory_bytes >> 20} MiB"
+        + (f": {lacking}" if lacking else ""),
+        "use more stages, a smaller model or context, or another provider",
+        reason="no-offer",
+    )

@@ -19,16 +19,18 @@ from opentelemetry.util.types import AttributeValue
 from pydantic import SecretStr
 
 from myelin.cluster.executor import Executor
-from myelin.cluster.provider import ProviderContext
+from myelin.cluster.provider import Offer, Provider, ProviderContext
 from myelin.cluster.spec import NodeSpec
-from myelin.errors import MyelinError, NodeError
+from myelin.errors import MyelinError, NodeError, PlanError, PluginError, ProviderError
 from myelin.model.shard import plan_shard
 from myelin.orchestrator.accounts import agree_on_price, make_executor, open_book
 from myelin.orchestrator.background import Background, in_thread, uninterrupted, unless
 from myelin.orchestrator.chain import Chain
+from myelin.orchestrator.control import fresh
 from myelin.orchestrator.deadlines import within
 from myelin.orchestrator.edges import Edges
 from myelin.orchestrator.events import NodeState, Observer, ProgressEvent, Silent
+from myelin.orchestrator.machines import Planner, read_offers
 from myelin.orchestrator.mender import Mender
 from myelin.orchestrator.node_life import NodeLife
 from myelin.orchestrator.nodes import Node, NodeAttempt, Step
@@ -39,10 +41,12 @@ from myelin.orchestrator.planning import (
     PlannedRun,
     Planning,
     abandonable,
+    engine_of,
     make_tokenizer,
     named_plugins,
     open_model,
     plan_run,
+    planner_of,
 )
 from myelin.orchestrator.request import RunRequest
 from myelin.orchestrator.run_telemetry import RunTelemetry, model_name
@@ -80,10 +84,13 @@ async def planned(request: RunRequest, registry: Registry, observer: Observer = 
     try:
         with run.story.phase(Phase.CONFIG):
             registry.require(named_plugins(request))
-        plan = await run.plan()
-        return PlannedRun(plan.request, plan.model, plan.options, plan.engine, plan.plan, await run.tokenizer)
+        plan = await run.plan(must_fit=False)
+        tokenizer = await run.tokenizer
+        return PlannedRun(
+            plan.request, plan.model, plan.options, plan.engine, plan.plan, tokenizer, placement=plan.placement
+        )
     finally:
-        await run.background.close()
+        await run.close()
 
 
 @asynccontextmanager
@@ -131,6 +138,7 @@ class _Run:
         self.transport: Transport | None = None
         self.book: RunBook | MyelinError | None = None
         self.provider: Provider | None = None
+        self.provider_problem: MyelinError | None = None
         self.executor: Executor | None = None
         self.same_host = False
         self.watch: NodeWatch | None = None
@@ -187,12 +195,27 @@ class _Run:
         with self.story.phase(Phase.TELEMETRY, start_ns=configured_ns) as span:
             span.set_attributes(await self.telemetry.preflight(traceparent(span)))
 
-    async def plan(self) -> Planning:
-        """run_plan: the model's header, the engine, which node holds what. The tokenizer is begun, too."""
+    async def plan(self, *, must_fit: bool = True) -> Planning:
+        """run_plan: the model's header, the engine, which node holds what, by what the provider offers. The tokenizer
+        is begun, too.
+
+        Args:
+            must_fit: Otherwise a model that fits nothing of what is offered is planned all the same, with a note.
+        """
         request = self.request
         with self.story.phase(Phase.RUN_PLAN, {attributes.MODEL: request.model_uri}) as span:
             model = await self.open_model()
-            planning = plan_run(request, model, self.registry)
+            engine = engine_of(request, model, self.registry)
+            offers = await self.read_offers(model, planner_of(request, model, self.registry), engine.name)
+            packed = bool(getattr(self.provider, "packed", False))
+            try:
+                planning = plan_run(request, model, self.registry, engine, offers, packed=packed)
+            except PlanError as error:
+                if must_fit or error.reason != "too-little-memory":
+                    raise
+                planning = plan_run(request, model, self.registry, engine)
+                notes = (*planning.plan.notes, f"{request.provider} could not start it now: {error.message}")
+                planning = replace(planning, plan=replace(planning.plan, notes=notes))
             span.set_attributes(
                 {
                     attributes.MODEL_ARCHITECTURE: model.facts.architecture,
@@ -229,6 +252,33 @@ class _Run:
         finally:
             abandoned = True
 
+    async def read_offers(self, model: OpenedModel, plan: Planner, engine: str) -> tuple[Offer, ...]:
+        """What the provider could start; none where that can't be known now. Its own phase tells of what is wrong
+        with it."""
+        try:
+            async with asyncio.timeout(self.request.startup_timeout_s):
+                return await read_offers(self.make_provider(model), engine, plan, self.request.stages)
+        except (ProviderError, PluginError, TimeoutError):
+            return ()
+
+    def make_provider(self, model: OpenedModel) -> Provider:
+        """The provider, made once.
+
+        Raises:
+            MyelinError: It can't be; as often as it is asked for.
+        """
+        if self.provider_problem is not None:
+            raise fresh(self.provider_problem)
+        if self.provider is None:
+            request = self.request
+            context = ProviderContext(request.run, request.provider_section, request.stages, model.files)
+            try:
+                self.provider = self.registry.provider(request.provider, context)
+            except MyelinError as error:
+                self.provider_problem = error
+                raise
+        return self.provider
+
     def open_transport(self) -> None:
         """transport: how nodes are reached."""
         with self.story.phase(Phase.TRANSPORT, {attributes.TRANSPORT: self.request.transport}):
@@ -246,8 +296,7 @@ class _Run:
         """provisioner: who starts nodes."""
         request = self.request
         with self.story.phase(Phase.PROVISIONER, {attributes.PROVIDER: request.provider}):
-            context = ProviderContext(request.run, request.provider_section, request.stages, plan.model.files)
-            self.provider = provider = self.registry.provider(request.provider, context)
+            provider = self.make_provider(plan.model)
             self.same_host = bool(getattr(provider, "same_host", False))
             asked = TracedProvider(provider, self.story.tracing) if self.story.tracing.recording else provider
             self.executor, self.book = make_executor(request, asked, self.book)
@@ -268,6 +317,7 @@ class _Run:
                         transport=self.request.transport,
                         secret=self.secret,
                         environment=environment,
+                        offer=plan.offer_of(stage.node),
                     ),
                     stage,
                 )
@@ -469,7 +519,9 @@ class _Run:
             await within(CLOSE_TIMEOUT_S, self.transport.close())
         if self.executor is not None:
             await within(CLOSE_TIMEOUT_S, self.executor.close())
-        elif self.book is not None and not isinstance(self.book, MyelinError):
+        elif self.provider is not None:
+            await within(CLOSE_TIMEOUT_S, self.provider.close())
+        if self.executor is None and self.book is not None and not isinstance(self.book, MyelinError):
             book, self.book = self.book, None
             await in_thread(lambda: book.close(ended=not book.inherited))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from myelin.cluster.provider import Offer
 from myelin.engine.contract import EngineOptions, EngineSupport
 from myelin.errors import ModelError
 from myelin.model.architecture import Hyperparameters, stage_tensors
@@ -16,6 +17,7 @@ from myelin.model.local import local_paths
 from myelin.model.shard import fingerprints
 from myelin.model.source import FetchProgress, ModelSource
 from myelin.orchestrator.engines import AUTO, choose_engine
+from myelin.orchestrator.machines import Planner, node_names, plan_on
 from myelin.orchestrator.request import RunRequest
 from myelin.planner.run_plan import NodeCapacity, PlanRequest, RunPlan
 from myelin.values import NodeId
@@ -63,6 +65,8 @@ class Planning:
         options: The engine's options in effect (the context resolved).
         engine: The engine that will compute every stage.
         plan: Which node holds which layers.
+        placement: The offer that each node was planned for, in the order of
+            :func:`~myelin.orchestrator.machines.node_names`; empty where none was.
     """
 
     request: RunRequest
@@ -70,6 +74,12 @@ class Planning:
     options: EngineOptions
     engine: EngineSupport
     plan: RunPlan
+    placement: tuple[Offer, ...] = field(default=(), kw_only=True)
+
+    def offer_of(self, node: NodeId) -> str:
+        """The id of the offer that a node was planned for; empty where there is none."""
+        named = zip(node_names(len(self.placement)), self.placement, strict=True)
+        return next((offer.id for name, offer in named if name == node), "")
 
     @property
     def facts(self) -> ModelFacts:
@@ -134,38 +144,67 @@ def resolved_options(options: EngineOptions, parameters: Hyperparameters) -> Eng
     return replace(options, max_context=min(parameters.context_length, DEFAULT_CONTEXT))
 
 
-def node_names(stages: int) -> tuple[NodeId, ...]:
-    """``stage-0``, ``stage-1``, …"""
-    return tuple(NodeId(f"stage-{index}") for index in range(stages))
-
-
-def plan_run(request: RunRequest, model: OpenedModel, registry: Registry) -> Planning:
-    """Decide on the engine, then on the plan.
+def engine_of(request: RunRequest, model: OpenedModel, registry: Registry) -> EngineSupport:
+    """The engine that will compute every stage.
 
     Raises:
-        PlanError: The model can't be split as it was asked for.
         EngineError: No engine, or not the named one, computes it.
+    """
+    names = stage_tensors(model.facts, model.parameters, 0, model.parameters.n_layers)
+    tensors = [model.facts.tensors[name] for name in names]
+    return choose_engine(request.engine, registry.engine_support(), model.facts.architecture, tensors)
+
+
+def planner_of(request: RunRequest, model: OpenedModel, registry: Registry) -> Planner:
+    """What plans the model on nodes, as the request wants it. It raises:
+
+    Raises:
+        PlanError: The model can't be split as it was asked for, or doesn't fit.
+        PluginError: A planner that is named can't be used.
+    """
+    options = resolved_options(request.engine_options, model.parameters)
+
+    def plan(nodes: tuple[NodeCapacity, ...]) -> RunPlan:
+        return registry.plan(
+            PlanRequest(
+                facts=model.facts,
+                parameters=model.parameters,
+                model_uri=model.uri,
+                nodes=nodes,
+                split=request.split,
+                max_context=options.max_context,
+                max_sequences=options.max_sequences,
+                max_batch_tokens=options.max_batch_tokens,
+                kv_bytes_per_value=KV_BYTES.get(options.kv_dtype, 2),
+            ),
+            request.planner,
+        )
+
+    return plan
+
+
+def plan_run(
+    request: RunRequest,
+    model: OpenedModel,
+    registry: Registry,
+    engine: EngineSupport,
+    offers: Sequence[Offer] = (),
+    *,
+    packed: bool = False,
+) -> Planning:
+    """Decide which node holds which layers, and which offer each node is for.
+
+    Args:
+        offers: What the provider could start, the best first; none where that isn't known.
+        packed: Whether few machines are better than many.
+
+    Raises:
+        PlanError: The model can't be split as it was asked for, or doesn't fit what is offered.
         PluginError: A plugin that is named can't be used.
     """
     options = resolved_options(request.engine_options, model.parameters)
-    plan = registry.plan(
-        PlanRequest(
-            facts=model.facts,
-            parameters=model.parameters,
-            model_uri=model.uri,
-            nodes=tuple(NodeCapacity(node) for node in node_names(request.stages)),
-            split=request.split,
-            max_context=options.max_context,
-            max_sequences=options.max_sequences,
-            max_batch_tokens=options.max_batch_tokens,
-            kv_bytes_per_value=KV_BYTES.get(options.kv_dtype, 2),
-        ),
-        request.planner,
-    )
-    names = stage_tensors(model.facts, model.parameters, 0, model.parameters.n_layers)
-    tensors = [model.facts.tensors[name] for name in names]
-    engine = choose_engine(request.engine, registry.engine_support(), model.facts.architecture, tensors)
-    return Planning(request, model, options, engine, plan)
+    plan, placement = plan_on(offers, request.stages, planner_of(request, model, registry), packed=packed)
+    return Planning(request, model, options, engine, plan, placement=placement)
 
 
 def named_plugins(request: RunRequest) -> dict[str, list[str]]:

@@ -1,0 +1,1 @@
+"""Myelin provider: stages as actors on a Ray cluster."""

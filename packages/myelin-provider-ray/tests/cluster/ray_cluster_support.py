@@ -1,0 +1,121 @@
+"""What tests need of a Ray cluster: starting one, looking at it without the provider, breaking parts of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from myelin_provider_ray import bridge
+from myelin_provider_ray.driver import refusal, within
+
+STORE_BYTES = 80 << 20
+"""Of a node's object store, which nothing of Myelin uses; Ray's least is 75 MB."""
+
+
+class ThreeNodes:
+    """A cluster of three nodes, which this process has joined as well, to look at it.
+
+    Args:
+        memories: Bytes that each node has for stages; they are but numbers to Ray.
+        cpus: Of each node.
+        connect: Whether to join it.
+    """
+
+    def __init__(self, memories: tuple[int, ...] = (3_000_000_000,) * 3, cpus: int = 4, connect: bool = True) -> None:
+        import ray
+        from ray.cluster_utils import Cluster
+
+        self.cluster = Cluster()
+        self.nodes: list[Any] = [
+            self.cluster.add_node(
+                num_cpus=cpus,
+                memory=memory,
+                object_store_memory=STORE_BYTES,
+                include_dashboard=False,
+                labels={"zone": f"z{number}"},
+            )
+            for number, memory in enumerate(memories)
+        ]
+        self.address: str = self.cluster.address
+        self.connected = connect
+        if connect:
+            ray.init(address=self.address, namespace="myelin", log_to_driver=False, configure_logging=False)
+
+    def actors(self) -> set[str]:
+        """Names of all actors."""
+        import ray
+
+        return {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}
+
+    def groups(self) -> set[str]:
+        """Ids of all placement groups."""
+        from ray.util.placement_group import placement_group_table
+
+        return {id for id, group in placement_group_table().items() if group["state"] != "REMOVED"}
+
+    def workers(self, marker: str) -> set[int]:
+        """Process ids of all children of actors whose command line has ``marker``."""
+        return {
+            process.pid
+            for process in psutil.Process().children(recursive=True)
+            if marker in " ".join(_command_line(process))
+        }
+
+    def head(self) -> psutil.Process:
+        """The process that holds the cluster's tables."""
+        return next(p for p in psutil.Process().children(recursive=True) if p.name() == "gcs_server")
+
+    def all_that_is_kept(self) -> str:
+        """Everything that Ray shows or has written: tables of actors and placement groups, log files."""
+        from ray._private.state import actors
+        from ray.util.placement_group import placement_group_table
+
+        session = Path(self.nodes[0].get_session_dir_path())
+        logs = [path.read_bytes().decode(errors="replace") for path in session.rglob("*") if path.is_file()]
+        return "\n".join([repr(actors()), repr(placement_group_table()), *logs])
+
+    def close(self) -> None:
+        """Leave it, end it, and remove its files."""
+        import ray
+
+        folder = Path(self.nodes[0].get_session_dir_path())
+        if self.connected:
+            ray.shutdown()
+        self.cluster.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+class InProcess:
+    """The bridge's calls done by this very process, which has joined the cluster already: no process to start for each
+    provider object. What goes in and out is JSON here, too.
+
+    Args:
+        call_s: How long a call may take.
+    """
+
+    def __init__(self, call_s: float) -> None:
+        self._call_s = call_s
+
+    async def call(self, name: str, /, *, timeout_s: float = 0.0, **arguments: Any) -> Any:
+        """Do it in a thread."""
+        request = json.loads(json.dumps({"id": 1, "call": name, "with": arguments}))
+        work = asyncio.to_thread(bridge.answer_to, request)
+        answer = json.loads(await within(timeout_s or self._call_s, work, "did not answer"))
+        if "error" in answer:
+            raise refusal(*answer["error"])
+        return answer["answer"]
+
+    async def close(self) -> None:
+        """The process stays in the cluster."""
