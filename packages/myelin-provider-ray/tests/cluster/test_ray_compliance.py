@@ -41,7 +41,7 @@ class TestRayProvider(ProviderCompliance):
         assert PLANTED not in cluster.all_that_is_kept(), "a secret is in Ray's tables or logs"
 
     def make_provider(self, run: RunId) -> Provider:
-        section = RaySection(address=self.cluster.address, overhead_mb=50, call_timeout_s=2, grace_s=2)
+        section = RaySection(address=self.cluster.address, overhead_mb=50, call_timeout_s=5, grace_s=2)
         return RayProvider(
             ProviderContext(run, section, 3), command=TINY_WORKER, driver=InProcess(section.call_timeout_s)
         )

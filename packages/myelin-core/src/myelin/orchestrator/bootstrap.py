@@ -24,9 +24,8 @@ from myelin.cluster.spec import NodeSpec
 from myelin.errors import MyelinError, NodeError, PlanError, PluginError, ProviderError
 from myelin.model.shard import plan_shard
 from myelin.orchestrator.accounts import agree_on_price, make_executor, open_book
-from myelin.orchestrator.background import Background, in_thread, uninterrupted, unless
+from myelin.orchestrator.background import Background, fresh, in_thread, uninterrupted, unless
 from myelin.orchestrator.chain import Chain
-from myelin.orchestrator.control import fresh
 from myelin.orchestrator.deadlines import within
 from myelin.orchestrator.edges import Edges
 from myelin.orchestrator.events import NodeState, Observer, ProgressEvent, Silent

@@ -41,6 +41,8 @@ async def read_offers(provider: Provider, engine: str, plan: Planner, stages: in
         MyelinError: It can't be read.
     """
     names = node_names(stages)
+    if not names:
+        return ()  # the planner says what is wrong with that
     every = tuple(await provider.offers(Need(names[0], 0, engine)))
     if not any(offer.dollars_per_hour for offer in every):
         return every
