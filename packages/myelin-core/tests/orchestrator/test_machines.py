@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,7 @@ def test_arrangements_keep_to_the_room_and_keep_neighbours_together(
         counts = Counter(each.id for each in arrangement)
         assert sum(counts.values()) == stages
         assert all(not each.room or counts[each.id] <= each.room for each in arrangement)
-        changes = sum(a.id != b.id for a, b in zip(arrangement, arrangement[1:], strict=False))
+        changes = sum(a.id != b.id for a, b in pairwise(arrangement))
         assert changes == len(counts) - 1, "stages of one machine are neighbours"
     if found:
         sizes = [len({each.id for each in one}) for one in found]
@@ -100,6 +101,12 @@ def test_memory_decides_how_many_stages_a_machine_gets() -> None:
     found = [[each.id for each in one] for one in arrangements([offer("a", 24), offer("b", 4)], 4)]
     assert found[0] == ["a", "a", "b", "b"]
     assert ["a", "a", "a", "b"] in found
+
+
+def test_a_small_machine_is_tried_between_large_ones() -> None:
+    found = [[each.id for each in one] for one in arrangements([offer("a", 9), offer("b", 8), offer("tiny", 1)], 3)]
+    assert found[0] == ["a", "b", "tiny"]
+    assert found[1] == ["a", "tiny", "b"]
 
 
 def test_speeds_count_where_all_are_known() -> None:
@@ -276,9 +283,9 @@ async def test_what_is_lacking_is_said(toy: Toy, tmp_path: Path) -> None:
     from myelin.cluster.spec import NodeSpec
 
     spec = NodeSpec(toy.request.run, NodeId("stage-0"), 5 << 20, "cpu", "memory", SecretStr("s"))
-    with pytest.raises(ProviderError, match="nothing for stage-0, which needs 5 MiB$"):
+    with pytest.raises(ProviderError, match=r"nothing for stage-0, which needs 5 MiB$"):
         await Executor(Bare(), "bare").launch(spec)  # type: ignore[arg-type]  # it is asked for offers alone
     telling = Bare()
     telling.lacking = lambda need: f"it takes a moon for {need.node}"  # type: ignore[attr-defined]
-    with pytest.raises(ProviderError, match="5 MiB: it takes a moon for stage-0$"):
+    with pytest.raises(ProviderError, match=r"5 MiB: it takes a moon for stage-0$"):
         await Executor(telling, "bare").launch(replace(spec, offer="moon"))  # type: ignore[arg-type]

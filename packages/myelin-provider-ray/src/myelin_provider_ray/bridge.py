@@ -170,12 +170,14 @@ def look(names: Sequence[str]) -> dict[str, Any]:
 
 
 def lines(name: str, after: int) -> dict[str, Any] | None:
-    """What a stage has written from line ``after`` on; None where its host is gone. See
-    :meth:`~myelin_provider_ray.host.WorkerHost.lines`."""
+    """What a stage has written from line ``after`` on: see :meth:`~myelin_provider_ray.host.WorkerHost.lines`;
+    ``{"silent": true}`` where its host doesn't answer in time, None where it is gone."""
     import ray
 
     try:
         answer: dict[str, Any] = ray.get(ray.get_actor(name).lines.remote(after), timeout=LOOK_S)
+    except ray.exceptions.GetTimeoutError:
+        return {"silent": True}
     except (ValueError, ray.exceptions.RayActorError):
         return None
     return answer

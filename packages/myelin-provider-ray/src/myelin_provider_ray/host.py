@@ -67,7 +67,8 @@ class WorkerHost:
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._seen = time.monotonic()
-        self._leave = leave or _way_out()
+        self._since = time.time()
+        self._node, self._leave = ("", leave) if leave is not None else _place()
         threading.Thread(target=self._watch_patience, args=(boot_s, linger_s), daemon=True).start()
 
     def boot(self, line: bytes, bind: str = "") -> None:
@@ -130,15 +131,17 @@ class WorkerHost:
         """What it has written from line ``after`` on, as far as it is kept.
 
         Returns:
-            ``lines`` as ``[stream, text, time]``; ``first``, the number of the first of them; ``next``; ``ended``,
-            which says that there won't be more.
+            ``node``, the id of this node, and ``since``, when the actor began; ``lines`` as ``[stream, text, time]``;
+            ``first``, the number of the first of them; ``next``; ``ended``, which says that there won't be more.
         """
         self._seen = time.monotonic()
         with self._lock:
             ended = self._ended.is_set()
             first = max(after, self._written - len(self._kept))
             kept = list(self._kept)[len(self._kept) - (self._written - first) :] if first < self._written else []
-            return {"lines": [list(line) for line in kept], "first": first, "next": self._written, "ended": ended}
+            lines = [list(line) for line in kept]
+            place = {"node": self._node, "since": self._since}
+            return place | {"lines": lines, "first": first, "next": self._written, "ended": ended}
 
     def stop(self, grace_s: float) -> None:
         """Ask the worker to end, kill it and all that it started after ``grace_s`` seconds; returns once it is gone."""
@@ -213,9 +216,9 @@ def _node_address() -> str:
     return str(ray.util.get_node_ip_address())
 
 
-def _way_out() -> Callable[[], None]:
-    """What removes the actor's own placement group, and the actor with it. The group must be asked for here: Ray knows
-    it on the actor's main thread alone."""
+def _place() -> tuple[str, Callable[[], None]]:
+    """The id of this node, and what removes the actor's own placement group, and the actor with it. The group must be
+    asked for here: Ray knows it on the actor's main thread alone."""
     import ray
 
     group = ray.util.get_current_placement_group()
@@ -226,4 +229,4 @@ def _way_out() -> Callable[[], None]:
         time.sleep(5)
         os._exit(0)
 
-    return leave
+    return ray.get_runtime_context().get_node_id(), leave

@@ -122,7 +122,7 @@ def lacking(view: ClusterView, need: Need, section: RaySection, stages: int) -> 
 def amounts(resources: Mapping[str, float], like: Mapping[str, float] | None = None) -> str:
     """Resources for people: ``2 CPUs and 1.5 GB``; those of ``like`` alone where it is given."""
     parts = []
-    for name in like or resources:
+    for name in sorted(like or resources, key=lambda name: (name == "memory", name)):
         amount = resources.get(name, 0.0)
         if name == "memory":
             parts.append(f"{amount / 1e9:.1f} GB" if amount >= 1e9 else f"{math.ceil(amount / 1e6)} MB")

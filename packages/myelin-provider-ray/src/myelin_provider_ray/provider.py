@@ -91,7 +91,7 @@ class RayProvider:
         view = await self._view()
         self._seen = view
         self._needs[need.node] = need  # the launch that follows reserves what it says
-        return placement.offers(view, need, self._section, self._placed(view), self._promised())
+        return placement.offers(view, need, self._section, self._placed(view), self._promised(view))
 
     def lacking(self, need: Need) -> str:
         """What the cluster would need for ``need``, and what it has; after :meth:`offers` gave nothing."""
@@ -164,7 +164,7 @@ class RayProvider:
     async def logs(self, lease: LeaseId) -> AsyncIterator[LogLine]:
         """See :meth:`myelin.plugin.Provider.logs`. What a stage waits for before it has a place is told, too."""
         key = read_name(lease)
-        position, told, absences = 0, "", 0
+        position, told, absences, place = 0, "", 0, ""
         while key is not None:
             known = self._stands.get(key)
             if known is not None and known.detail.startswith("waits") and known.detail != told:
@@ -176,9 +176,12 @@ class RayProvider:
                     absences += 1
                     if key not in self._starting and absences > (1 if known is None else 2):
                         return
-                else:
+                elif "silent" not in answer:
+                    if answer["node"] != place:
+                        place = answer["node"]
+                        yield LogLine("provider", f"{key.node} is placed on {place}", answer["since"])
                     if answer["first"] > position:
-                        yield LogLine("provider", f"({answer['first'] - position} lines were dropped)", time.time())
+                        yield LogLine("provider", f"({answer['first'] - position} lines were dropped)", answer["since"])
                     for stream, text, at in answer["lines"]:
                         yield LogLine(stream, text, at)
                     position = answer["next"]
@@ -199,11 +202,13 @@ class RayProvider:
     def _placed(self, view: ClusterView) -> tuple[Group, ...]:
         return tuple(group for group in view.of_run(self._run) if group.key not in self._releasing)
 
-    def _promised(self) -> dict[str, list[Mapping[str, float]]]:
-        """What launches that are under way will reserve, by node."""
+    def _promised(self, view: ClusterView) -> dict[str, list[Mapping[str, float]]]:
+        """What launches that are under way, or wait for their place, will reserve, by node."""
         promised: dict[str, list[Mapping[str, float]]] = {}
-        for node, bundle in self._claims.values():
-            promised.setdefault(node, []).append(bundle)
+        placed = {group.key for group in view.groups if group.node}
+        for key, (node, bundle) in self._claims.items():
+            if key not in placed:
+                promised.setdefault(node, []).append(bundle)
         return promised
 
     async def _start(self, offer: Offer, boot: BootSpec, key: LaunchKey) -> Lease:
@@ -246,15 +251,17 @@ class RayProvider:
                 raise
             self._stands.pop(key, None)
             return Lease(LeaseId(name), key, LeaseState.STARTING, chosen, detail="its place is being reserved")
-        finally:
+        except BaseException:
             self._claims.pop(key, None)
+            raise
+        finally:
             del self._starting[key]
 
     def _untaken(self, offer: Offer, view: ClusterView, need: Need) -> str:
         """The offer's node, or the next best where another stage of the run has just been promised its room."""
         if offer.id == placement.AUTOSCALER:
             return offer.id
-        open_to_us = placement.offers(view, need, self._section, self._placed(view), self._promised())
+        open_to_us = placement.offers(view, need, self._section, self._placed(view), self._promised(view))
         if any(each.id == offer.id for each in open_to_us):
             return offer.id
         if not open_to_us:
@@ -357,7 +364,7 @@ class RayProvider:
         return node is not None and not (lost_node(node) and node.drained_in_s is None)
 
     def _forget(self, key: LaunchKey) -> None:
-        for table in (self._stands, self._chosen, self._waiting_since):
+        for table in (self._stands, self._claims, self._chosen, self._waiting_since):
             table.pop(key, None)
         self._abandoned.discard(key)
 

@@ -109,6 +109,7 @@ def read_view(answer: Mapping[str, Any], autoscaling: bool | None = None) -> Clu
         autoscaling: What the configuration says of it; None leaves it to the cluster.
     """
     draining: Mapping[str, float] = answer["draining"]
+    groups = tuple(group for entry in answer["groups"] if (group := _group(entry)) is not None)
     nodes = tuple(
         ClusterNode(
             id=node["NodeID"],
@@ -117,7 +118,7 @@ def read_view(answer: Mapping[str, Any], autoscaling: bool | None = None) -> Clu
             alive=bool(node["Alive"]),
             answers=answer["answering"].get(node["NodeID"]),
             total=node.get("Resources", {}),
-            free=answer["free"].get(node["NodeID"], {}),
+            free=_free(node.get("Resources", {}), answer["free"].get(node["NodeID"], {}), groups, node["NodeID"]),
             labels=node.get("Labels", {}),
             death_reason=int(node.get("DeathReason", 0)),
             death_text=node.get("DeathReasonMessage", ""),
@@ -125,9 +126,19 @@ def read_view(answer: Mapping[str, Any], autoscaling: bool | None = None) -> Clu
         )
         for node in answer["nodes"]
     )
-    groups = tuple(group for entry in answer["groups"] if (group := _group(entry)) is not None)
     actors = frozenset(answer["actors"])
     return ClusterView(nodes, groups, actors, bool(answer["autoscaling"]) if autoscaling is None else autoscaling)
+
+
+def _free(
+    total: Mapping[str, float], told: Mapping[str, float], groups: Sequence[Group], node: str
+) -> dict[str, float]:
+    """What is free of a node: what Ray says, which lags a moment behind, or less where our own groups have more."""
+    ours = [group.bundle for group in groups if group.node == node]
+    return {
+        name: min(told.get(name, 0.0), amount - sum(bundle.get(name, 0.0) for bundle in ours))
+        for name, amount in total.items()
+    }
 
 
 def autoscales(report: Mapping[str, Any]) -> bool:

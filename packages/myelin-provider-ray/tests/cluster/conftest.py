@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
 
 import pytest
-
-# Before Ray is imported by anybody: it reads some of these then. A socket's path has at most 107 characters.
-_FOLDER = tempfile.mkdtemp(prefix="r", dir="/tmp")
-os.environ |= {"RAY_TMPDIR": _FOLDER, "RAY_TEMP_DIR": _FOLDER, "RAY_USAGE_STATS_ENABLED": "0"}
-
-from ray_cluster_support import ThreeNodes  # noqa: E402 - after the environment is set
+from ray_cluster_support import ThreeNodes, short_folder
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[ThreeNodes]:
     """Three nodes for all tests that break none."""
-    nodes = ThreeNodes()
-    yield nodes
-    nodes.close()
+    with short_folder():
+        nodes = ThreeNodes()
+        yield nodes
+        nodes.close()

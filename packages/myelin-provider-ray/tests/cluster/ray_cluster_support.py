@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,21 @@ from myelin_provider_ray.driver import refusal, within
 
 STORE_BYTES = 80 << 20
 """Of a node's object store, which nothing of Myelin uses; Ray's least is 75 MB."""
+
+
+@contextmanager
+def short_folder() -> Iterator[None]:
+    """Ray's files in a folder with a short name, since a socket's path has at most 107 characters; statistics off."""
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+    settings = {"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0"}
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ |= settings
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class ThreeNodes:

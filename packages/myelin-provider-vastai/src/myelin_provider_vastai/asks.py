@@ -191,7 +191,7 @@ def as_offer(ask: Ask, engine: str) -> Offer:
         "up_mbps": f"{ask.up_mbps:.0f}",
         "reliability": f"{ask.reliability:.4f}",
     }
-    return Offer(ask.offer_id, "vastai", description, memory_bytes(ask, engine), ask.price, details)
+    return Offer(ask.offer_id, "vastai", description, memory_bytes(ask, engine), ask.price, details, room=1)
 
 
 def excluded_asks(exclude: Collection[str]) -> frozenset[int]:

@@ -102,8 +102,8 @@ def arrangements(offers: Sequence[Offer], stages: int, *, packed: bool = False) 
 
     Over as many machines as can be (or as few, where ``packed``), then over fewer (or more): those that the provider
     likes best, then the largest. Stages of one machine are neighbours. Each machine gets as many stages as any other,
-    or else as its memory allows; and where machines are unequal, the largest come first, or last: the first stage has
-    the embedding, the last one the output.
+    or else as its memory allows; and where machines are unequal, the largest go to both ends, or to one: the first
+    stage has the embedding, the last one the output.
     """
     seen: set[tuple[str, ...]] = set()
     sizes = range(min(len(offers), stages), 0, -1)
@@ -114,7 +114,8 @@ def arrangements(offers: Sequence[Offer], stages: int, *, packed: bool = False) 
                     continue
                 pairs = list(zip(chosen, counts, strict=True))
                 by_memory = sorted(pairs, key=lambda pair: -_memory(pair[0]))
-                for order in (pairs, by_memory, by_memory[::-1]):
+                both_ends = by_memory[::2] + by_memory[1::2][::-1]
+                for order in (pairs, both_ends, by_memory, by_memory[::-1]):
                     arrangement = tuple(offer for offer, count in order for _ in range(count))
                     names = tuple(offer.id for offer in arrangement)
                     if names not in seen:
