@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import PurePath
 
 from pydantic import BaseModel, SecretStr
@@ -82,12 +83,18 @@ def type_words(name: Name) -> str:
         return "numbers"
     if text.startswith("tuple[str"):
         return "texts"
-    words = {"str": "text", "int": "number", "float": "number", "bool": "true or false", "bool | None": "true or false"}
-    return words.get(text, text)
+    if text.startswith("dict["):
+        return "table"
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return " or ".join(f"`{option.value}`" for option in annotation)
+    text = text.removesuffix(" | None")
+    return {"str": "text", "int": "number", "float": "number", "bool": "true or false"}.get(text, text)
 
 
 def default_words(name: Name) -> str:
     """A setting's default; a path that depends on the machine is described instead."""
+    if name.info.default_factory is dict:
+        return "empty"
     default = name.info.get_default(call_default_factory=False)
     if default is PydanticUndefined or (default is None and name.info.default_factory is not None):
         return "the user's cache folder"
