@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import signal
+import time
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from end_to_end_support import SMOLLM2
+from end_to_end_support import SMOLLM2, ask, wait_for_rpc
 from ray_cluster_support import ThreeNodes, short_folder
 
 QUESTION = "Explain in one sentence what a neuron does."
-WORDS = ("prompt", "-N", "3", "--model", SMOLLM2, "--threads", "1", "--max-tokens", "12", "--max-context", "512")
+WORDS = ("-N", "3", "--model", SMOLLM2, "--threads", "1", "--max-context", "512")
 ROOMY, SMALL = 2_000_000_000, 435_000_000
 
 
@@ -22,8 +24,11 @@ def _short() -> Iterator[None]:
 
 
 def on(cluster: ThreeNodes, *more: str) -> list[str]:
-    address = f"ray.address={cluster.address}"
-    return [*WORDS, "--provider", "ray", "--set", address, "--log-level", "debug", *more, "--json", QUESTION]
+    return ["prompt", *WORDS, "--max-tokens", "12", *place(cluster), *more, "--json", QUESTION]
+
+
+def place(cluster: ThreeNodes) -> list[str]:
+    return ["--provider", "ray", "--set", f"ray.address={cluster.address}", "--log-level", "debug"]
 
 
 def clean(cluster: ThreeNodes) -> bool:
@@ -38,7 +43,7 @@ def placed(log: str) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_three_stages_on_three_nodes_say_what_local_processes_say(myelin):
-    local = myelin.run(*WORDS, "--json", QUESTION)
+    local = myelin.run("prompt", *WORDS, "--max-tokens", "12", "--json", QUESTION)
     assert local.code == 0, local.err
     cluster = ThreeNodes(memories=(ROOMY,) * 3, cpus=1)
     try:
@@ -75,6 +80,53 @@ def test_a_small_node_gets_less_one_too_small_nothing_and_what_never_fits_is_exp
         assert never.code == 1
         assert "it takes a node with 3 CPUs" in never.err
         assert "of the cluster's 3 nodes" in never.err
+        assert clean(cluster)
+    finally:
+        cluster.close()
+
+
+@pytest.mark.slow
+def test_a_raylet_that_is_killed_costs_a_pause_and_the_stage_comes_back_on_another_node(myelin):
+    cluster = ThreeNodes(memories=(ROOMY,) * 3, cpus=2)
+    try:
+        rpc = ["--rpc-bind", "127.0.0.1:0"]
+        serving = myelin.start("serve", *WORDS, *place(cluster), *rpc)
+        address = wait_for_rpc(serving)
+        before = ask(address, QUESTION, 12)
+        places = cluster.places()
+        assert len(set(places.values())) == 3
+        # Any stage will do, but for one on the node of the cluster's own head.
+        stage, lost = next((stage, node) for stage, node in places.items() if node != cluster.nodes[0].node_id)
+        next(node for node in cluster.nodes if node.node_id == lost).kill_raylet()
+        after = ask(address, QUESTION, 12)
+        assert after["kind"] == before["kind"] == "GenerationDone"
+        assert after["deltas"] == before["deltas"]
+        moved = cluster.places()
+        assert moved[stage] != lost
+        assert {each: node for each, node in moved.items() if each != stage} == {
+            each: node for each, node in places.items() if each != stage
+        }, "the others stay where they are"
+        serving.send_signal(signal.SIGINT)
+        serving.wait(30)
+        assert clean(cluster)
+    finally:
+        cluster.close()
+
+
+@pytest.mark.slow
+def test_when_the_orchestrator_is_killed_nothing_stays_on_the_cluster_for_long(myelin):
+    cluster = ThreeNodes(memories=(ROOMY,) * 3, cpus=1)
+    try:
+        impatient = {"MYELIN_NODE_DEAD_MAN_S": "2"}
+        serving = myelin.start(
+            *("serve", *WORDS, *place(cluster), "--rpc-bind", "127.0.0.1:0", "--set", "ray.linger_s=2"), **impatient
+        )
+        wait_for_rpc(serving)
+        assert len(cluster.places()) == 3
+        serving.kill()
+        deadline = time.monotonic() + 60
+        while not clean(cluster) and time.monotonic() < deadline:
+            time.sleep(0.2)
         assert clean(cluster)
     finally:
         cluster.close()

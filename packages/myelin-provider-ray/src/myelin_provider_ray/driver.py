@@ -129,8 +129,9 @@ class _Link:
         finally:
             self._waiting.pop(number, None)
 
-    async def close(self, patience_s: float = CLOSE_S) -> None:
-        """End its input, which ends it; kill it where that takes too long."""
+    async def close(self, patience_s: float | None = None) -> None:
+        """End its input, which ends it; kill it where that takes longer than ``patience_s`` (:data:`CLOSE_S`)."""
+        patience_s = CLOSE_S if patience_s is None else patience_s
         assert self._process.stdin is not None
         self._process.stdin.close()
         with suppress(TimeoutError):

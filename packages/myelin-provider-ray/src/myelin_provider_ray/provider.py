@@ -19,6 +19,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from myelin.plugin import (
     BootSpec,
@@ -73,6 +74,7 @@ class RayProvider:
         )
         self._seen: ClusterView | None = None
         self._needs: dict[NodeId, Need] = {}
+        self._dead: set[str] = set()
         self._starting: dict[LaunchKey, _Start] = {}
         self._chosen: dict[LaunchKey, str] = {}
         self._claims: dict[LaunchKey, tuple[str, Mapping[str, float]]] = {}
@@ -197,7 +199,13 @@ class RayProvider:
         await self._driver.close()
 
     async def _view(self) -> ClusterView:
-        return read_view(await self._driver.call("snapshot"), self._section.autoscaling)
+        """The cluster now. A raylet that once refused a connection is dead for good: one that is started in its place
+        has another id. It is remembered, since only nodes with stages of ours are tried."""
+        view = read_view(await self._driver.call("snapshot"), self._section.autoscaling)
+        self._dead |= {node.id for node in view.nodes if node.answers is False}
+        if not self._dead:
+            return view
+        return replace(view, nodes=tuple(replace(n, answers=False) if n.id in self._dead else n for n in view.nodes))
 
     def _placed(self, view: ClusterView) -> tuple[Group, ...]:
         return tuple(group for group in view.of_run(self._run) if group.key not in self._releasing)

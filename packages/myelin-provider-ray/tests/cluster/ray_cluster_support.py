@@ -16,6 +16,7 @@ import psutil
 
 from myelin_provider_ray import bridge
 from myelin_provider_ray.driver import refusal, within
+from myelin_provider_ray.names import read_name
 
 STORE_BYTES = 80 << 20
 """Of a node's object store, which nothing of Myelin uses; Ray's least is 75 MB."""
@@ -76,6 +77,17 @@ class ThreeNodes:
         from ray.util.placement_group import placement_group_table
 
         return {id for id, group in placement_group_table().items() if group["state"] != "REMOVED"}
+
+    def places(self) -> dict[str, str]:
+        """The id of the cluster node of each stage, by the stage's node name."""
+        from ray.util.placement_group import placement_group_table
+
+        found: dict[str, str] = {}
+        for group in placement_group_table().values():
+            key = read_name(group["name"])
+            if key is not None and group["state"] == "CREATED":
+                found[str(key.node)] = group["bundles_to_node_id"][0]
+        return found
 
     async def rested(self) -> None:
         """All that was reserved is shown to be free again, which lags a moment behind."""

@@ -326,6 +326,7 @@ class TestLosingNodes:
         assert await provider.offers(Need(NodeId("stage-1"), 1 << 20, "cpu")) == (), "it is offered no more"
         await provider.release(lease.id)
         assert bench.cluster.groups() == set()
+        assert await provider.offers(Need(NodeId("stage-1"), 1 << 20, "cpu")) == (), "nor when nothing of ours is on it"
 
     async def test_a_node_that_is_pre_empted_is_told_of_before_it_is_gone(self, bench: Bench, extra: str) -> None:
         from ray._private.worker import global_worker

@@ -1,0 +1,106 @@
+"""Our side of the bridge, against one that does as a test says; and that nobody pays for Ray who does not use it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+import tomllib
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+
+from myelin.plugin import ProviderError
+from myelin_provider_ray.driver import Driver
+
+SCRIPT = """
+import json, os, sys, time
+print("Ray talks", file=sys.stderr, flush=True)
+for line in sys.stdin:
+    request = json.loads(line)
+    call, told = request["call"], request["with"]
+    if call == "die": os._exit(3)
+    if call == "hang": continue
+    if call == "late": continue
+    if call == "refuse": answer = {"id": request["id"], "error": ["ConnectionError", "nobody there"]}
+    else: answer = {"id": request["id"], "answer": {"call": call, "pid": os.getpid(), **told}}
+    sys.stdout.write(json.dumps(answer) + chr(10)); sys.stdout.flush()
+"""
+
+
+def driver(script: str = SCRIPT, call_s: float = 5.0, connect_s: float = 10.0) -> Driver:
+    return Driver({"address": "x"}, connect_s, call_s, (sys.executable, "-c", script))
+
+
+async def test_calls_are_answered_each_with_its_own() -> None:
+    made = driver()
+    answers = await asyncio.gather(*(made.call("echo", name=str(number)) for number in range(20)))
+    assert [answer["name"] for answer in answers] == [str(number) for number in range(20)]
+    assert len({answer["pid"] for answer in answers}) == 1, "one process for all"
+    await made.close()
+    await made.close()
+
+
+async def test_a_refusal_a_silence_and_an_end_are_errors_for_people() -> None:
+    made = driver(call_s=0.3)
+    first = await made.call("echo", timeout_s=5)
+    with pytest.raises(ProviderError, match="there is no Ray cluster: nobody there"):
+        await made.call("refuse", timeout_s=5)
+    with pytest.raises(ProviderError, match=r"did not answer within 0\.3 s"):
+        await made.call("hang")
+    waiting = asyncio.create_task(made.call("hang", timeout_s=9))
+    await asyncio.sleep(0.05)
+    with pytest.raises(ProviderError, match="has ended: Ray talks"):
+        await made.call("die", timeout_s=5)
+    with pytest.raises(ProviderError, match="has ended"):
+        await waiting
+    again = await made.call("echo", timeout_s=10)
+    assert again["pid"] != first["pid"], "it is started anew"
+    await made.close()
+
+
+async def test_a_cluster_that_does_not_let_us_in_is_given_up_and_nothing_is_left() -> None:
+    made = driver("import time; time.sleep(99)", connect_s=0.3)
+    with pytest.raises(ProviderError, match=r"did not let us in within 0\.3 s"):
+        await made.call("echo")
+    await made.close()
+
+
+async def test_a_call_that_is_cancelled_harms_no_other() -> None:
+    made = driver()
+    await made.call("echo")
+    hanging = asyncio.create_task(made.call("hang"))
+    await asyncio.sleep(0.05)
+    hanging.cancel()
+    await asyncio.gather(hanging, return_exceptions=True)
+    assert (await made.call("echo"))["call"] == "echo"
+    await made.close()
+
+
+async def test_a_bridge_that_does_not_end_with_its_input_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("myelin_provider_ray.driver.CLOSE_S", 0.2)
+    made = driver(SCRIPT + "\nwhile True: time.sleep(9)\n")
+    await made.call("echo")
+    began = time.monotonic()
+    await made.close()
+    assert time.monotonic() - began < 5
+
+
+def test_core_neither_imports_nor_requires_ray() -> None:
+    told = subprocess.run(
+        [
+            *(sys.executable, "-c"),
+            "import sys; from myelin.plugins.registry import Registry; import myelin.orchestrator.bootstrap; "
+            "import myelin.cli.main; found = {s.name for s in Registry.discover().config_sections()}; "
+            "assert 'ray' in found, found; assert 'ray' not in sys.modules, 'imported'",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 0, told.stderr
+    assert not [line for line in requires("myelin-core") or [] if line.startswith("ray")]
+    core = Path(__file__).parents[2] / "myelin-core" / "pyproject.toml"
+    assert "ray" not in str(tomllib.loads(core.read_text())["project"]["dependencies"])
