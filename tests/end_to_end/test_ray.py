@@ -99,7 +99,7 @@ def test_a_raylet_that_is_killed_costs_a_pause_and_the_stage_comes_back_on_anoth
         stage, lost = next((stage, node) for stage, node in places.items() if node != cluster.nodes[0].node_id)
         next(node for node in cluster.nodes if node.node_id == lost).kill_raylet()
         after = ask(address, QUESTION, 12)
-        assert after["kind"] == before["kind"] == "GenerationDone"
+        assert after["kind"] == before["kind"] == "Done"
         assert after["deltas"] == before["deltas"]
         moved = cluster.places()
         assert moved[stage] != lost

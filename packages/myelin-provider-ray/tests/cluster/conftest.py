@@ -8,9 +8,9 @@ import pytest
 from ray_cluster_support import ThreeNodes, short_folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[ThreeNodes]:
-    """Three nodes for all tests that break none."""
+    """Three nodes for all tests of a module."""
     with short_folder():
         nodes = ThreeNodes()
         yield nodes

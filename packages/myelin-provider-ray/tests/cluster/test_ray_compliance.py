@@ -21,10 +21,9 @@ TINY_WORKER = (sys.executable, str(tiny_worker.__file__))
 
 
 class TestRayProvider(ProviderCompliance):
-    """The contract. A launch that fails while offers are made needs a cluster that breaks in between: see
-    ``test_ray_provider.py``."""
+    """The contract, all of it."""
 
-    features = frozenset({Feature.RECOVERY, Feature.DIALLED, Feature.UNREADABLE_LISTING})
+    features = frozenset(Feature)
     launch_seconds = 0.1
     cluster: ThreeNodes
 
@@ -45,6 +44,11 @@ class TestRayProvider(ProviderCompliance):
         return RayProvider(
             ProviderContext(run, section, 3), command=TINY_WORKER, driver=InProcess(section.call_timeout_s)
         )
+
+    def failing_provider(self, run: RunId) -> Provider:
+        """Ray refuses to reserve a place whose labels are none."""
+        section = RaySection(address=self.cluster.address, autoscaling=True, labels={"zone": "no label, this"})
+        return RayProvider(ProviderContext(run, section, 3), command=TINY_WORKER, driver=InProcess(5))
 
     def outside(self) -> Collection[object]:
         return self.cluster.groups()  # one for each launch; its actor and its worker come a moment later, see above
