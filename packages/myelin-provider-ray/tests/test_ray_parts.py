@@ -136,6 +136,12 @@ def test_what_is_promised_is_not_offered_again() -> None:
     assert [offer.id for offer in placement.offers(view, need(), section, (), claims)] == ["b"]
 
 
+def test_a_run_that_is_planned_anew_has_its_own_places() -> None:
+    held = node("a", cpu=2, free={"CPU": 1.0, "memory": 6.6 * GB})
+    (freed,) = placement.as_if_released(ClusterView((held,)), (group(where="a"), group(where="b"))).nodes
+    assert freed.free == pytest.approx({"CPU": 2.0, "memory": 8.0 * GB})
+
+
 def test_labels_and_types_of_gpus() -> None:
     plain, fast = node("a", gpu=2), node("b", gpu=2, labels={"ray.io/accelerator-type": "A100", "zone": "x"})
     view = ClusterView((plain, fast))

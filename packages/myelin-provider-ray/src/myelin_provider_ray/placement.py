@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from myelin.plugin import Need, Offer
 from myelin_provider_ray.gpus import GPUS
@@ -97,6 +98,16 @@ def offers(
     if view.autoscaling and AUTOSCALER not in need.exclude:
         found.append(Offer(AUTOSCALER, "ray", f"a node with {amounts(bundle)} that the cluster may add"))
     return tuple(found)
+
+
+def as_if_released(view: ClusterView, groups: Sequence[Group]) -> ClusterView:
+    """The view with what these groups hold counted as free: a run that is planned anew has its own places already."""
+    nodes = []
+    for node in view.nodes:
+        held = _sum([group.bundle for group in groups if group.node == node.id])
+        free = {name: min(node.total.get(name, 0.0), free + held.get(name, 0.0)) for name, free in node.free.items()}
+        nodes.append(replace(node, free=free))
+    return replace(view, nodes=tuple(nodes))
 
 
 def selector(offer: str, section: RaySection) -> dict[str, str]:

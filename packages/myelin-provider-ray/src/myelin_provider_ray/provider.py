@@ -93,6 +93,8 @@ class RayProvider:
         view = await self._view()
         self._seen = view
         self._needs[need.node] = need  # the launch that follows reserves what it says
+        if not need.memory_bytes:  # a run is being planned; one that is taken up again has its places already
+            return placement.offers(placement.as_if_released(view, self._placed(view)), need, self._section)
         return placement.offers(view, need, self._section, self._placed(view), self._promised(view))
 
     def lacking(self, need: Need) -> str:

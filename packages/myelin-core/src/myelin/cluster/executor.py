@@ -412,7 +412,7 @@ class Executor:
         )
 
     async def _offers(self, need: Need) -> Sequence[Offer]:
-        """The offers that aren't to be avoided, the one that was planned for and then the best first; where all are, all.
+        """The offers that aren't to be avoided, the one that was planned for first, then the best; where all are, all.
 
         Raises:
             ProviderError: There is none.
