@@ -185,6 +185,7 @@ class CpuEngine:
         is_tail = bool(program.shape[t.IS_TAIL])
         step[t.OUTPUTS] = len(chunk.outputs) if is_tail else 0
         row = 0
+        lasts: dict[int, tuple[int, int]] = {}
         for index, piece in enumerate(chunk.pieces):
             program.segments[index] = (row, piece.count, piece.start, addresses[piece.segment])
             if piece.count == 1:
@@ -192,8 +193,13 @@ class CpuEngine:
             else:
                 program.positions[row : row + piece.count] = np.arange(piece.start, piece.start + piece.count)
             row += piece.count
+            lasts[row - 1] = piece.start + piece.count - 1, addresses[piece.segment]
         if is_tail and chunk.outputs:
             program.outputs[: len(chunk.outputs)] = chunk.outputs
+            if len(chunk.outputs) < chunk.rows:  # they are then the last rows of pieces, and the last layer narrows
+                for index, wanted in enumerate(chunk.outputs):
+                    position, slot = lasts[wanted]
+                    program.output_segments[index] = (index, 1, position, slot)
         if batch.tokens is not None:
             program.tokens[: chunk.rows] = batch.tokens[chunk.first_row : chunk.first_row + chunk.rows]
         offset = chunk.first_row * parameters.width * 4

@@ -20,9 +20,10 @@ from myelin_worker_cpu import cache
 from myelin_worker_cpu.attention import compile_attend, compile_remember
 from myelin_worker_cpu.formats import FORMATS
 from myelin_worker_cpu.isa_here import ISA
+from myelin_worker_cpu.layer import compile_layer
 from myelin_worker_cpu.matmul import compile_matmul
 from myelin_worker_cpu.records import WIDTHS
-from myelin_worker_cpu.stage import compile_layer, compile_stage, compile_stop
+from myelin_worker_cpu.stage import compile_stage, compile_stop
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class Kernels:
 
     Attributes:
         stage, stop: See :mod:`myelin_worker_cpu.stage`.
-        layer, remember, attend: Addresses; see there and :mod:`myelin_worker_cpu.attention`.
+        layer, remember, attend: Addresses; see :mod:`myelin_worker_cpu.layer` and :mod:`myelin_worker_cpu.attention`.
         matmul: The address of the product for each type and block width.
     """
 

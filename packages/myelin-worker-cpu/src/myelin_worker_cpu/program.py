@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from myelin.engine_api import Activation, EngineError, Hyperparameters, RopeStyle, StageSlice
 from myelin_worker_cpu import records
 from myelin_worker_cpu import tables as t
+from myelin_worker_cpu.choice import CHUNK_TILES, NOTE_BYTES
 from myelin_worker_cpu.formats import tiles
 from myelin_worker_cpu.kernels import Kernels
 from myelin_worker_cpu.kvcache import CacheLayout, padded
@@ -60,6 +61,8 @@ class Program:
         self.positions = np.zeros(self.rows_at_once, dtype=np.int64)
         self.segments = np.zeros((self.rows_at_once, t.SEGMENT_SIZE), dtype=np.int64)
         self.outputs = np.zeros(OUTPUTS_AT_ONCE, dtype=np.int64)
+        self.output_segments = np.zeros((OUTPUTS_AT_ONCE, t.SEGMENT_SIZE), dtype=np.int64)
+        self._narrowed = np.arange(OUTPUTS_AT_ONCE, dtype=np.int64)
         self.chosen = np.zeros(OUTPUTS_AT_ONCE, dtype=np.int64)
         self.logprobs = np.zeros(OUTPUTS_AT_ONCE, dtype=np.float64)
         self._turns = self._frequencies()
@@ -177,6 +180,7 @@ class Program:
             matrix = self._matrix(name)
             self._fill_matrix(head, matrix)
             self.shape[t.OUTPUT_NEEDS] = _need(matrix)
+            self.shape[t.CHUNKS] = -(-tiles(matrix.rows) // CHUNK_TILES)
             self.shape[t.OUTPUT_NORM] = self._weights.vectors["output_norm.weight"].ctypes.data
 
     def _matrix(self, name: str) -> Matrix:
@@ -189,7 +193,7 @@ class Program:
 
     def _fill_matrix(self, index: int, matrix: Matrix) -> None:
         fmt, row = matrix.format, self._matrices[index]
-        for place, width in zip((t.KERNEL_1, t.KERNEL_4, t.KERNEL_16), records.WIDTHS, strict=True):
+        for place, width in zip((t.KERNEL_1, t.KERNEL_4, t.KERNEL_8, t.KERNEL_16), records.WIDTHS, strict=True):
             row[place] = self._kernels.matmul[fmt.ggml_type, width]
         describe_matrix(row, matrix)
 
@@ -207,6 +211,8 @@ class Program:
             (t.POSITIONS, self.positions),
             (t.SEGMENT_TABLE, self.segments),
             (t.OUTPUT_ROWS, self.outputs),
+            (t.OUTPUT_SEGMENTS, self.output_segments),
+            (t.NARROWED_ROWS, self._narrowed),
             (t.CHOSEN, self.chosen),
             (t.LOGPROBS, self.logprobs),
         ):
@@ -261,6 +267,7 @@ class Program:
             self._kept.append(memory)
             self.buffers[t.LOGITS] = memory.ctypes.data
             self.logits = memory.view(np.float32).reshape(OUTPUTS_AT_ONCE, -1)
+            self.buffers[t.CHUNK_NOTES] = self._allocate(OUTPUTS_AT_ONCE * int(shape[t.CHUNKS]) * NOTE_BYTES)
 
     def _allocate(self, size: int) -> int:
         memory = aligned(size)

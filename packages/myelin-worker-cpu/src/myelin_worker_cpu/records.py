@@ -1,4 +1,4 @@
-"""How activations lie in memory for the tile kernels: *blocks* of 1, 4 or 16 rows, group by group.
+"""How activations lie in memory for the tile kernels: *blocks* of 1, 4, 8 or 16 rows, group by group.
 
 A block holds, for each group of 32 columns, one entry for each of its rows, so a kernel reads it strictly forwards. For
 quantised weights the entry is a *record* of one cache line:
@@ -31,7 +31,7 @@ SCALED_MINUS_SUMS = 48
 SCALED_MINUS_SUM = 56
 FLOAT_ENTRY_BYTES = 128
 
-WIDTHS = (1, 4, 16)
+WIDTHS = (1, 4, 8, 16)
 """The rows that a block may have."""
 
 

@@ -31,7 +31,11 @@ THREADS = 14
 LAYER_KERNEL = 15
 REMEMBER_KERNEL = 16
 ATTEND_KERNEL = 17
-CONTEXT_SIZE = 18
+OUTPUT_SEGMENTS = 18
+"""The segments table of a narrowed batch: one entry of a single row for each output row."""
+NARROWED_ROWS = 19
+"""int64[16]: 0, 1, 2, …: where the output rows are after narrowing."""
+CONTEXT_SIZE = 20
 
 # --- shape: int64[SHAPE_SIZE], fixed after loading -------------------------------------------------------------------
 LAYERS = 0
@@ -81,6 +85,8 @@ PRIVATE_ROW = 35
 PRIVATE_ATTENTION = 36
 ROPE_ROW_BYTES = 37
 ROPE_KIND_BYTES = 38
+CHUNKS = 39
+"""See :mod:`myelin_worker_cpu.choice`."""
 SHAPE_SIZE = 40
 
 # --- constants: float32[CONSTANTS_SIZE] ------------------------------------------------------------------------------
@@ -115,23 +121,24 @@ NEEDS_FLOATS = 2
 
 # --- matrices: int64[n, MATRIX_SIZE]; those of layer i are rows 7*i … 7*i+6 ------------------------------------------
 KERNEL_1 = 0
-"""Addresses of the compiled products for blocks of 1, 4 and 16."""
+"""Addresses of the compiled products for blocks of 1, 4, 8 and 16."""
 KERNEL_4 = 1
-KERNEL_16 = 2
-WEIGHTS = 3
-TILE_BYTES = 4
-TILES = 5
-SLABS = 6
-COLUMNS = 7
-LOW_BITS = 8
+KERNEL_8 = 2
+KERNEL_16 = 3
+WEIGHTS = 4
+TILE_BYTES = 5
+TILES = 6
+SLABS = 7
+COLUMNS = 8
+LOW_BITS = 9
 """From here on: what :mod:`myelin_worker_cpu.embedding` must know of the format."""
-HIGH_BITS = 9
-OFFSET = 10
-SCALES = 11
-ELEMENT = 12
+HIGH_BITS = 10
+OFFSET = 11
+SCALES = 12
+ELEMENT = 13
 """0 for quantised ones; 1 f32, 2 f16, 3 bf16."""
-SLAB_BYTES = 13
-MATRIX_SIZE = 14
+SLAB_BYTES = 14
+MATRIX_SIZE = 15
 
 QUERY = 0
 KEY = 1
@@ -159,6 +166,7 @@ PRIVATE = 12
 HIDDEN_IN = 13
 """``f32[rows, width]`` unpadded: where a stage that isn't the head reads, and where one that isn't the tail writes."""
 HIDDEN_OUT = 14
+CHUNK_NOTES = 15
 BUFFER_SIZE = 16
 
 # --- step: int64[STEP_SIZE] ------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """The one kernel that matters: a tile of 16 rows times a block of activations, for every format.
 
-The matrix-vector product (a block of one) and the matrix-matrix product (blocks of 4 and 16) come from the same emitter
-with the same order of operations for each row and activation, so a token's result is the same, bit for bit, alone or
-in a batch. Dot products of a part of a group, 16 columns, are exact integers; all else is added in float32, first to
-last.
+The matrix-vector product (a block of one) and the matrix-matrix product (blocks of 4, 8 and 16) come from the same
+emitter with the same order of operations for each row and activation, so a token's result is the same, bit for bit,
+alone or in a batch. Dot products of a part of a group, 16 columns, are exact integers; all else is added in float32,
+first to last.
 
 For quantised formats, what a part adds to row ``r`` and activation ``t`` is ``d * (scale * dot - minimum * sum)``,
 where ``dot`` is the integer product less ``offset * sum``; see :mod:`myelin_worker_cpu.records` for ``d`` and
