@@ -19,7 +19,7 @@ from numba import types
 
 from myelin_worker_cpu.isa_here import ISA
 from myelin_worker_cpu.jit import intrinsic, kernel
-from myelin_worker_cpu.repack import aligned
+from myelin_worker_cpu.memory import aligned
 from myelin_worker_cpu.threads import usable_cores
 from myelin_worker_cpu.vector_ir import V16I32, Emitter, constant
 

@@ -21,7 +21,8 @@ from myelin_worker_cpu import kernels, records
 from myelin_worker_cpu.formats import FORMATS, tiles
 from myelin_worker_cpu.isa import VARIABLE, Isa, available
 from myelin_worker_cpu.isa_here import ISA
-from myelin_worker_cpu.repack import aligned, repack
+from myelin_worker_cpu.memory import aligned
+from myelin_worker_cpu.repack import repack
 
 CHILD = "MYELIN_TEST_ISA_CHILD"
 TYPES = sorted(FORMATS)

@@ -13,8 +13,8 @@ from hypothesis.extra.numpy import arrays
 
 from myelin_worker_cpu import records, row_ops
 from myelin_worker_cpu.jit import kernel
+from myelin_worker_cpu.memory import aligned
 from myelin_worker_cpu.pointers import load_f32, load_half, store_f32, store_half
-from myelin_worker_cpu.repack import aligned
 
 _KEPT = []
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from myelin.engine_api import EngineError, Hyperparameters, Segment, SequenceId
 from myelin_worker_cpu.attention_ops import POSITIONS
-from myelin_worker_cpu.repack import aligned
+from myelin_worker_cpu.memory import block
 
 VECTOR = 16
 
@@ -137,7 +137,7 @@ class Slots:
         known.length = segment.start + segment.count
         memory = self._memory[known.slot]
         if memory is None:
-            memory = self._memory[known.slot] = aligned(self._layout.slot_bytes)
+            memory = self._memory[known.slot] = block(self._layout.slot_bytes)
         return int(memory.ctypes.data)
 
     def release(self, sequence: SequenceId) -> None:

@@ -12,7 +12,7 @@ from myelin_worker_cpu.choice import CHUNK_TILES, NOTE_BYTES
 from myelin_worker_cpu.formats import tiles
 from myelin_worker_cpu.kernels import Kernels
 from myelin_worker_cpu.kvcache import CacheLayout, padded
-from myelin_worker_cpu.repack import aligned
+from myelin_worker_cpu.memory import aligned
 from myelin_worker_cpu.row_ops import GELU_TANH, SILU
 from myelin_worker_cpu.weights import LAYER_TENSORS, Matrix, Weights
 

@@ -23,8 +23,7 @@ from myelin_worker_cpu.formats import (
     TileFormat,
     tiles,
 )
-
-Bytes = NDArray[np.uint8]
+from myelin_worker_cpu.memory import Bytes, aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +46,23 @@ class Parts:
     header: NDArray[np.uint16] | None = None
 
 
-def aligned(size: int) -> Bytes:
-    """``size`` zero bytes at an address that is a multiple of 64; the system commits them when they are written."""
-    memory = np.zeros(size + 64, dtype=np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + size]
-
-
 class TileWriter:
     """Fills the tiles of one matrix, chunk after chunk.
+
+    Args:
+        ggml_type: Of the matrix.
+        rows, columns: Its size.
+        memory: Zeroed room for the tiles, at a multiple of 64; new memory if it isn't given.
 
     Attributes:
         tiles: ``uint8[matrix_bytes]``, 64-byte aligned.
     """
 
-    def __init__(self, ggml_type: GgmlType, rows: int, columns: int) -> None:
+    def __init__(self, ggml_type: GgmlType, rows: int, columns: int, memory: Bytes | None = None) -> None:
         self.format = FORMATS[ggml_type]
         self.rows = rows
         self.columns = columns
-        self.tiles = aligned(self.format.matrix_bytes(rows, columns))
+        self.tiles = aligned(self.format.matrix_bytes(rows, columns)) if memory is None else memory
         self._slabs = self.format.slabs(columns)
 
     def put(self, first_row: int, raw: Bytes) -> None:

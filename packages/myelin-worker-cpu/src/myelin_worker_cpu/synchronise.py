@@ -17,7 +17,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from myelin_worker_cpu.jit import intrinsic
-from myelin_worker_cpu.repack import aligned
+from myelin_worker_cpu.memory import aligned
 from myelin_worker_cpu.vector_ir import I32, I64, Value
 
 ARRIVED = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 
 from myelin.engine_api import EngineError, GgmlType, ShardReader, TensorInfo
 from myelin_worker_cpu.formats import FORMATS, TILE_ROWS, TileFormat
-from myelin_worker_cpu.repack import TileWriter, aligned
+from myelin_worker_cpu.memory import Arena, aligned
+from myelin_worker_cpu.repack import TileWriter
 
 CHUNK_BYTES = 4 << 20
 LAYER_TENSORS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
@@ -64,8 +66,12 @@ def matrix_types(shard: ShardReader) -> set[GgmlType]:
 
 
 def load(shard: ShardReader, progress: Callable[[int, int], None]) -> Weights:
-    """Read and repack all tensors of the stage; ``progress(done, total)`` in bytes of the file."""
+    """Read and repack all tensors of the stage; ``progress(done, total)`` in bytes of the file.
+
+    Matrices lie one after the other in the order in which a step reads them, whatever their order in the file.
+    """
     weights = Weights()
+    rooms = _rooms(shard)
     total = sum(shard.info(name).nbytes for name in shard.names)
     done = 0
     progress(0, total)
@@ -76,7 +82,7 @@ def load(shard: ShardReader, progress: Callable[[int, int], None]) -> Weights:
             done += info.nbytes
             continue
         rows, columns = info.shape
-        writer = TileWriter(_format_of(info).ggml_type, rows, columns)
+        writer = TileWriter(_format_of(info).ggml_type, rows, columns, rooms[name])
         step = max(TILE_ROWS, CHUNK_BYTES // info.row_bytes // TILE_ROWS * TILE_ROWS)
         for first in range(0, rows, step):
             count = min(step, rows - first)
@@ -86,6 +92,26 @@ def load(shard: ShardReader, progress: Callable[[int, int], None]) -> Weights:
         weights.matrices[name] = Matrix(writer.format, rows, columns, writer.tiles)
     progress(total, total)
     return weights
+
+
+def _rooms(shard: ShardReader) -> dict[str, NDArray[np.uint8]]:
+    """Where each matrix is to be."""
+    sizes = {
+        name: _format_of(shard.info(name)).matrix_bytes(*shard.info(name).shape)
+        for name in shard.names
+        if len(shard.info(name).shape) == 2
+    }
+    arena = Arena(sum(sizes.values()))  # each is a multiple of a cache line
+    return {name: arena.take(sizes[name]) for name in sorted(sizes, key=_reading_order)}
+
+
+def _reading_order(name: str) -> tuple[int, int, str]:
+    """Layers in order, each layer's matrices as they are used; embedding and output head last."""
+    parts = name.split(".")
+    if parts[0] != "blk":
+        return sys.maxsize, 0, name
+    known = parts[2] in LAYER_TENSORS
+    return int(parts[1]), LAYER_TENSORS.index(parts[2]) if known else len(LAYER_TENSORS), name
 
 
 def _format_of(info: TensorInfo) -> TileFormat:
