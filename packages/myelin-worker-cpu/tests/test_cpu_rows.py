@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from myelin_worker_cpu import records, row_ops
+from myelin_worker_cpu import attention_ops, records, row_ops
 from myelin_worker_cpu.jit import kernel
 from myelin_worker_cpu.memory import aligned
 from myelin_worker_cpu.pointers import load_f32, load_half, store_f32, store_half
@@ -146,3 +146,24 @@ def test_half_precision_is_numpys() -> None:
     compiled(narrow, 3)(numbers.ctypes.data, rounded.ctypes.data, len(numbers))
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(rounded, numbers.astype(np.float16))
+
+
+@settings(max_examples=100, deadline=None)
+@given(values=arrays(np.float32, 32, elements=st.floats(-1e4, 1e4, width=32)))
+def test_a_q8_0_block_is_what_the_format_says(quantise_block, values: np.ndarray) -> None:
+    stride = 3
+    target, scale = aligned(32 * stride), aligned(64)
+    quantise_block(rows(values).ctypes.data, target.ctypes.data, stride, scale.ctypes.data)
+    step = np.abs(values).max() / np.float32(127)
+    assert scale.view(np.float16)[0] == np.float16(step)
+    codes = target[::stride].view(np.int8).astype(np.float64)
+    expected = values / step.astype(np.float64) if step > 1e-30 else np.zeros(32)
+    assert (np.abs(codes - expected) <= 0.5001).all()
+
+
+@pytest.fixture(scope="module")
+def quantise_block() -> Callable[..., None]:
+    def run(source: int, target: int, stride: int, scale: int) -> None:
+        attention_ops.quantise_block(source, target, stride, scale)
+
+    return compiled(run, 4)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from myelin_worker_cpu import tables as t
-from myelin_worker_cpu.attention_ops import POSITIONS, gather_values, score_tile, soften
+from myelin_worker_cpu.attention_ops import BLOCK, POSITIONS, gather_values, quantise_block, score_tile, soften
 from myelin_worker_cpu.jit import inlined, kernel
 from myelin_worker_cpu.pointers import floats, integers, load_f32, store_f32, store_half
 from myelin_worker_cpu.row_ops import multiply, sum_squares
@@ -69,13 +69,22 @@ def prepare_head(
         multiply(target, scale, padded // 16)
 
 
+@inlined
+def _store_row(source: int, count: int, target: int, stride: int, element_bytes: int) -> None:
+    """Write f32 as f16 or f32, ``stride`` bytes apart."""
+    for index in range(count):
+        if element_bytes == 2:
+            store_half(load_f32(source + index * 4), target + index * stride)
+        else:
+            store_f32(load_f32(source + index * 4), target + index * stride)
+
+
 def compile_remember(element_bytes: int, *, cached: bool) -> Any:
     """``remember(context, layer, cache, position, keys, values, rope, scratch)``: put one row into a slot.
 
     ``layer`` is the address of the layer's entry, ``cache`` that of its part of the slot's first block; ``keys``,
-    ``values`` and ``rope`` are the row's; ``scratch`` is one padded head.
+    ``values`` and ``rope`` are the row's; ``scratch`` is one padded head, of keys or of values.
     """
-    half = element_bytes == 2
 
     def remember(
         context: int, layer: int, cache: int, position: int, keys: int, values: int, rope: int, scratch: int
@@ -101,25 +110,31 @@ def compile_remember(element_bytes: int, *, cached: bool) -> Any:
                 np.float32(1.0),
             )
             block = cache + position // POSITIONS * shape[t.KV_BLOCK_BYTES] + head * shape[t.KV_HEAD_BYTES]
-            tile = position % POSITIONS // 16 * padded * 16 + position % 16
-            place = block + tile * element_bytes
-            for index in range(head_dim):
-                value = load_f32(scratch + index * 4)
-                if half:
-                    store_half(value, place + index * 16 * element_bytes)
-                else:
-                    store_f32(value, place + index * 16 * element_bytes)
+            within = position % POSITIONS
+            place = block + (within // 16 * padded * 16 + within % 16) * element_bytes
+            if element_bytes == 1:
+                scales = block + shape[t.KV_KEY_SCALES] + within // 16 * padded + within % 16 * 2
+                for part in range(padded // BLOCK):
+                    quantise_block(scratch + part * BLOCK * 4, place + part * BLOCK * 16, 16, scales + part * 32)
+            else:
+                _store_row(scratch, head_dim, place, 16 * element_bytes, element_bytes)
+
             source = values + head * value_dim * 4
-            place = block + shape[t.KV_VALUES] + position % POSITIONS * value_padded * element_bytes
             bias = entry[t.VALUE_BIAS]
-            for index in range(value_dim):
-                value = load_f32(source + index * 4)
-                if bias:
-                    value += load_f32(bias + (head * value_dim + index) * 4)
-                if half:
-                    store_half(value, place + index * element_bytes)
-                else:
-                    store_f32(value, place + index * element_bytes)
+            for index in range(value_padded):
+                value = np.float32(0.0)
+                if index < value_dim:
+                    value = load_f32(source + index * 4)
+                    if bias:
+                        value += load_f32(bias + (head * value_dim + index) * 4)
+                store_f32(value, scratch + index * 4)
+            place = block + shape[t.KV_VALUES] + within * value_padded * element_bytes
+            if element_bytes == 1:
+                scales = block + shape[t.KV_VALUE_SCALES] + within * 2
+                for part in range(value_padded // BLOCK):
+                    quantise_block(scratch + part * BLOCK * 4, place + part * BLOCK, 1, scales + part * POSITIONS * 2)
+            else:
+                _store_row(scratch, value_dim, place, element_bytes, element_bytes)
 
     return kernel(remember, 8, cached=cached)
 
@@ -190,13 +205,18 @@ def compile_attend(element_bytes: int, *, cached: bool) -> Any:
             tiles = (here + 15) // 16
             for tile in range(tiles):
                 key_tile = keys + tile * padded * 16 * element_bytes
+                scales = keys + shape[t.KV_KEY_SCALES] + tile * padded
                 for done in range(0, count, _EIGHT):
                     query = scratch + done * query_stride
                     target = scores + tile * 64 + done * t.SCORE_STRIDE
                     if count - done > _FOUR:
-                        score_tile(_EIGHT, element_bytes, query, query_stride, key_tile, padded, target, t.SCORE_STRIDE)
+                        score_tile(
+                            _EIGHT, element_bytes, query, query_stride, key_tile, scales, padded, target, t.SCORE_STRIDE
+                        )
                     else:
-                        score_tile(_FOUR, element_bytes, query, query_stride, key_tile, padded, target, t.SCORE_STRIDE)
+                        score_tile(
+                            _FOUR, element_bytes, query, query_stride, key_tile, scales, padded, target, t.SCORE_STRIDE
+                        )
             for index in range(count):
                 position = segment[t.START] + (first + index) // group
                 row_scores = scores + index * t.SCORE_STRIDE
@@ -208,6 +228,7 @@ def compile_attend(element_bytes: int, *, cached: bool) -> Any:
                 soften(row_scores, states + index * t.STATE_STRIDE)
             for chunk in range(value_padded // 16):
                 source = values + chunk * 16 * element_bytes
+                scales = keys + shape[t.KV_VALUE_SCALES] + chunk // 2 * POSITIONS * 2
                 for done in range(0, count, _EIGHT):
                     target = gathered + done * out_stride + chunk * 64
                     weights = scores + done * t.SCORE_STRIDE
@@ -222,6 +243,7 @@ def compile_attend(element_bytes: int, *, cached: bool) -> Any:
                             t.STATE_STRIDE,
                             source,
                             value_padded * element_bytes,
+                            scales,
                             here,
                             target,
                             out_stride,
@@ -236,6 +258,7 @@ def compile_attend(element_bytes: int, *, cached: bool) -> Any:
                             t.STATE_STRIDE,
                             source,
                             value_padded * element_bytes,
+                            scales,
                             here,
                             target,
                             out_stride,

@@ -32,7 +32,8 @@ from myelin_worker_cpu.synchronise import sync_block
 from myelin_worker_cpu.threads import Helpers, usable_cores
 from myelin_worker_cpu.weights import Weights, load, matrix_types, planned_bytes
 
-_KV_BYTES = {"f16": 2, "f32": 4}
+_KV_BYTES = {"f16": 2, "f32": 4, "q8_0": 1}
+"""Of an element; q8_0 has its scales beside them."""
 
 
 class CpuEngine:
@@ -41,7 +42,7 @@ class CpuEngine:
     def __init__(self, options: EngineOptions) -> None:
         if options.kv_dtype not in _KV_BYTES:
             raise EngineError(
-                f"keys and values cannot be kept as '{options.kv_dtype}'", "Use f16 or f32.", reason="kv-dtype"
+                f"keys and values cannot be kept as '{options.kv_dtype}'", "Use f16, f32 or q8_0.", reason="kv-dtype"
             )
         self._options = options
         self._threads = options.threads or usable_cores()

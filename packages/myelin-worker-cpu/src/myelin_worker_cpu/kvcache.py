@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from myelin.engine_api import EngineError, Hyperparameters, Segment, SequenceId
-from myelin_worker_cpu.attention_ops import POSITIONS
+from myelin_worker_cpu.attention_ops import BLOCK, POSITIONS
 from myelin_worker_cpu.memory import block
 
 VECTOR = 16
@@ -26,6 +26,9 @@ class CacheLayout:
     A slot is a sequence of *blocks* of 64 positions, so that memory is committed as a sequence grows, whatever the
     size of the system's pages. A block has, for each layer and in it for each key/value head, the keys in tiles of 16
     positions (``[4][head_dim][16]``) and then the values (``[64][value_dim]``); head sizes are padded to 16.
+
+    Elements of one byte are q8_0: an f16 scale for 32 elements, to which head sizes are then padded. The scales of a
+    head's keys (``[4][head_dim / 32][16]``) follow the keys, those of its values (``[value_dim / 32][64]``) the values.
     """
 
     layers: int
@@ -38,24 +41,38 @@ class CacheLayout:
     @classmethod
     def of(cls, parameters: Hyperparameters, layers: int, max_context: int, element_bytes: int) -> CacheLayout:
         """The layout for ``layers`` layers of a model."""
+        unit = BLOCK if element_bytes == 1 else VECTOR
         return cls(
             layers=layers,
             positions=padded(max_context, POSITIONS),
             kv_heads=parameters.n_kv_heads,
-            head_dim=padded(parameters.head_dim),
-            value_dim=padded(parameters.value_dim),
+            head_dim=padded(parameters.head_dim, unit),
+            value_dim=padded(parameters.value_dim, unit),
             element_bytes=element_bytes,
         )
 
     @property
-    def values_start(self) -> int:
-        """Where a head's values begin in a block, after its keys."""
+    def key_scales_start(self) -> int:
+        """Where the scales of a head's keys begin in a block, after its keys."""
         return POSITIONS * self.head_dim * self.element_bytes
+
+    @property
+    def values_start(self) -> int:
+        """Where a head's values begin in a block, after its keys and their scales."""
+        return self.key_scales_start + self._scale_bytes(self.head_dim)
+
+    @property
+    def value_scales_start(self) -> int:
+        """Where the scales of a head's values begin in a block, after its values."""
+        return self.values_start + POSITIONS * self.value_dim * self.element_bytes
 
     @property
     def head_bytes(self) -> int:
         """One head's keys and values in a block."""
-        return POSITIONS * (self.head_dim + self.value_dim) * self.element_bytes
+        return self.value_scales_start + self._scale_bytes(self.value_dim)
+
+    def _scale_bytes(self, size: int) -> int:
+        return POSITIONS * size // BLOCK * 2 if self.element_bytes == 1 else 0
 
     @property
     def layer_bytes(self) -> int:

@@ -136,6 +136,8 @@ class Program:
         shape[t.KV_LAYER_BYTES] = layout.layer_bytes
         shape[t.KV_HEAD_BYTES] = layout.head_bytes
         shape[t.KV_VALUES] = layout.values_start
+        shape[t.KV_KEY_SCALES] = layout.key_scales_start
+        shape[t.KV_VALUE_SCALES] = layout.value_scales_start
         shape[t.ROPE_ROW_BYTES] = padded(parameters.rope_dims) * 4
         shape[t.ROPE_KIND_BYTES] = self.rows_at_once * shape[t.ROPE_ROW_BYTES]
 

@@ -87,7 +87,10 @@ ROPE_ROW_BYTES = 37
 ROPE_KIND_BYTES = 38
 CHUNKS = 39
 """See :mod:`myelin_worker_cpu.choice`."""
-SHAPE_SIZE = 40
+KV_KEY_SCALES = 40
+"""Where a head's key scales and value scales begin, for q8_0."""
+KV_VALUE_SCALES = 41
+SHAPE_SIZE = 48
 
 # --- constants: float32[CONSTANTS_SIZE] ------------------------------------------------------------------------------
 NORM_EPSILON = 0
