@@ -156,6 +156,48 @@ def test_the_lock_keeps_others_out(tmp_path: Path) -> None:
             assert time.monotonic() - began > 0.2
 
 
+def old_folder(root: Path, number: int, days: float) -> Path:
+    folder = root / f"py311-avx2-{number:016x}"
+    folder.mkdir()
+    (folder / "kernel.nbc").write_bytes(b"code")
+    moment = time.time() - days * 86_400
+    os.utime(folder, (moment, moment))
+    return folder
+
+
+def test_caches_that_nobody_uses_are_removed(tmp_path: Path) -> None:
+    mine, recent, old = (old_folder(tmp_path, number, days) for number, days in enumerate((40, 20, 31)))
+    foreign = tmp_path / "somebody's own"
+    foreign.mkdir()
+    os.utime(foreign, (0, 0))
+    cache.prune(mine)
+    assert mine.is_dir()
+    assert time.time() - mine.stat().st_mtime < 60
+    assert recent.is_dir()
+    assert foreign.is_dir()
+    assert not old.exists()
+
+
+def test_only_the_newest_caches_are_kept(tmp_path: Path) -> None:
+    folders = [old_folder(tmp_path, number, number / 10) for number in range(cache.FOLDERS + 3)]
+    mine = folders[-1]
+    cache.prune(mine)
+    assert [folder for folder in folders if folder.exists()] == [*folders[: cache.FOLDERS - 1], mine]
+
+
+def test_a_cache_that_is_being_filled_stays(tmp_path: Path) -> None:
+    mine, other = old_folder(tmp_path, 0, 0), old_folder(tmp_path, 1, 99)
+    with cache.compile_lock(other) as held:
+        assert held
+        os.utime(other, (0, 0))
+        cache.prune(mine)
+        assert other.is_dir()
+    os.utime(other, (0, 0))
+    cache.prune(mine)
+    assert not other.exists()
+    cache.prune(tmp_path / "gone")  # nothing there: nothing happens
+
+
 def test_markers_are_for_one_processor(tmp_path: Path) -> None:
     mine, other = cache.Markers(tmp_path, "zen 4"), cache.Markers(tmp_path, "n1")
     mine.set("stage")

@@ -88,6 +88,7 @@ def prepare(matrix_types: Collection[GgmlType], element_bytes: int, progress: Pr
             if not all(name in _COMPILED or markers.has(name) for name in work):
                 stack.enter_context(cache.compile_lock(folder))
             compile_all(markers)
+        cache.prune(folder)
     except OSError as error:  # no right to write, or a full disk: no reason to fail
         _log.warning("compiled kernels cannot be kept, so every start compiles them again: %s", error)
         compile_all(None)

@@ -20,7 +20,7 @@ from numba import types
 
 from myelin_worker_cpu import records
 from myelin_worker_cpu.formats import FORMATS, GROUP_COLUMNS, HEADER_SLABS, Plane, Scales, TileFormat
-from myelin_worker_cpu.isa import Isa
+from myelin_worker_cpu.isa import register_rows
 from myelin_worker_cpu.isa_here import ISA
 from myelin_worker_cpu.jit import intrinsic_of_constants
 from myelin_worker_cpu.vector_ir import (
@@ -38,9 +38,6 @@ from myelin_worker_cpu.vector_ir import (
 
 VECTORS = GROUP_COLUMNS // 4
 """Vectors of 64 codes in a group."""
-
-REGISTER_TOKENS = 16 if ISA is Isa.AVX512VNNI else 4
-"""Activations whose sums are kept in registers at once."""
 
 
 @intrinsic_of_constants
@@ -73,7 +70,8 @@ def emit_tile(
     slabs: Value,
 ) -> None:
     """Emit the product of one tile with one block, as many rows of it at a time as registers allow."""
-    at_once = max(1, REGISTER_TOKENS // 2) if tile_format.is_float else REGISTER_TOKENS
+    fitting = register_rows(emitter.isa)
+    at_once = fitting // 2 if tile_format.is_float else fitting
     for first in range(0, width, at_once):
         tokens = range(first, min(first + at_once, width))
         if tile_format.is_float:
@@ -138,7 +136,7 @@ def _emit_group(
         products = []
         for part in range(records.PARTS):
             dot = constant(V16I32, 0)
-            if tile_format.offset:
+            if tile_format.offset and not (wide and emitter.signed_bytes):
                 minus_sum = emitter.load(I32, emitter.at(entry, records.MINUS_SUMS + 4 * part), align=4)
                 dot = builder.shl(emitter.splat(minus_sum), constant(V16I32, shift))
             for vector in range(part * each, (part + 1) * each):
@@ -167,6 +165,8 @@ def _emit_codes(emitter: Emitter, tile_format: TileFormat, slab: Value, half: Va
     codes: list[Value] = []
     if tile_format.low is Plane.BYTE:
         codes = [emitter.load(V64I8, emitter.at(low, 64 * index), align=64) for index in range(VECTORS)]
+        if emitter.signed_bytes:  # the offset of 128 is then taken off here, and not from the sum
+            codes = [builder.xor(code, constant(V64I8, 0x80)) for code in codes]
     elif tile_format.low is Plane.NIBBLE:
         packed = [emitter.load(V16I32, emitter.at(low, 64 * index), align=64) for index in range(VECTORS // 2)]
         mask = constant(V64I8, 0x0F)

@@ -12,7 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from myelin_worker_cpu.isa import Isa, converts_half, fuses_multiply_add
+from myelin_worker_cpu.isa import Isa, converts_half, fuses_multiply_add, multiplies_signed_bytes
 
 LANES = 16
 
@@ -50,6 +50,7 @@ class Emitter:
         self.isa = isa
         self._fused = fuses_multiply_add(isa)
         self._half = converts_half(isa)
+        self.signed_bytes = multiplies_signed_bytes(isa)
 
     # --- control -----------------------------------------------------------------------------------------------------
 
@@ -194,20 +195,38 @@ class Emitter:
     # --- integers ----------------------------------------------------------------------------------------------------
 
     def dot4(self, total: Value, codes: Value, four: Value, wide: bool) -> Value:
-        """Add to each of 16 sums the products of its four unsigned codes with four signed bytes.
+        """Add to each of 16 sums the products of its four codes with four signed bytes.
 
         Args:
             total: ``<16 x i32>``.
-            codes: ``<64 x i8>``, unsigned.
+            codes: ``<64 x i8>``, unsigned; those that are ``wide`` signed where :attr:`signed_bytes` is set.
             four: ``i32``: the four bytes that every lane takes.
-            wide: Codes may be above 127.
+            wide: Codes need all eight bits.
         """
         builder = self.builder
         other = self.splat(four)
         if self.isa is Isa.AVX512VNNI:
             words = builder.bitcast(codes, V16I32)
             return self.call("llvm.x86.avx512.vpdpbusd.512", V16I32, total, words, other)
+        if self.isa is Isa.AVXVNNI:
+            words = builder.bitcast(codes, V16I32)
+            v8i32 = ir.VectorType(I32, 8)
+            sums = []
+            for first in (0, 8):
+                lanes = list(range(first, first + 8))
+                parts = [self.shuffle(vector, vector, lanes) for vector in (total, words, other)]
+                sums.append(self.call("llvm.x86.avx512.vpdpbusd.256", v8i32, *parts))
+            return self.shuffle(sums[0], sums[1], list(range(16)))
         signed = builder.bitcast(other, V64I8)
+        if self.isa is Isa.NEON:
+            v4i32 = ir.VectorType(I32, 4)
+            quarters = []
+            for part in range(4):
+                bytes_ = [self.shuffle(v, v, list(range(16 * part, 16 * part + 16))) for v in (codes, signed)]
+                sums4 = self.shuffle(total, total, list(range(4 * part, 4 * part + 4)))
+                quarters.append(self.call("llvm.aarch64.neon.sdot.v4i32.v16i8", v4i32, sums4, *bytes_))
+            lower, upper = (self.shuffle(*quarters[at : at + 2], list(range(8))) for at in (0, 2))
+            return self.shuffle(lower, upper, list(range(16)))
         if self.isa is Isa.AVX2 and not wide:
             v32i8, v16i16, v8i32 = ir.VectorType(I8, 32), ir.VectorType(I16, 16), ir.VectorType(I32, 8)
             halves = []

@@ -85,7 +85,9 @@ class RuntimeSection(Section):
     )
     max_sequences: int = Field(4, ge=1, le=4096, description="sequences served at once")
     max_batch_tokens: int = Field(512, ge=1, le=1 << 16, description="tokens of one step at most")
-    kv_dtype: Literal["f16", "f32"] = Field("f16", description="how keys and values are kept")
+    kv_dtype: Literal["f16", "f32", "q8_0"] = Field(
+        "f16", description="how keys and values are kept; q8_0 takes half of f16's memory"
+    )
     transport: str = Field("tcp", description="what carries messages between nodes")
     planner: str = Field("", description="the planner to ask; all are asked where it is empty")
     dashboard: bool | None = Field(

@@ -32,7 +32,7 @@ class EngineOptions:
         max_context: Positions of one sequence.
         max_sequences: Sequences alive at once.
         max_batch_tokens: Rows of one step at most.
-        kv_dtype: How keys and values are kept: ``f16`` or ``f32``.
+        kv_dtype: How keys and values are kept: ``f16`` or ``f32``, and ``q8_0`` where the engine has it.
         memory_bytes: An upper bound for what the engine may allocate; 0 is none.
     """
 

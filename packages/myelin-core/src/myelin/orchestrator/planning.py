@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DEFAULT_CONTEXT = 4096
 """The context where none is asked for, unless the model was trained for less."""
 
-KV_BYTES = {"f16": 2, "f32": 4}
+KV_BYTES = {"f16": 2, "f32": 4, "q8_0": 34 / 32}
 """Bytes of one kept key or value, by the name of its type."""
 
 

@@ -6,6 +6,7 @@ for each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -112,10 +113,11 @@ def bytes_read_per_token(layout: WeightLayout, first: int, end: int) -> int:
     return total
 
 
-def layer_kv_bytes(parameters: Hyperparameters, positions: int, bytes_per_value: int) -> int:
+def layer_kv_bytes(parameters: Hyperparameters, positions: int, bytes_per_value: float) -> int:
     """Keys and values of one layer for ``positions`` positions:
-    ``positions * kv_heads * (head_dim + value_dim) * bytes``."""
-    return positions * parameters.n_kv_heads * (parameters.head_dim + parameters.value_dim) * bytes_per_value
+    ``positions * kv_heads * (head_dim + value_dim) * bytes``, rounded up (q8_0 has 34 bytes for 32 values)."""
+    values = positions * parameters.n_kv_heads * (parameters.head_dim + parameters.value_dim)
+    return math.ceil(values * bytes_per_value)
 
 
 def stage_kv_bytes(
@@ -125,7 +127,7 @@ def stage_kv_bytes(
     *,
     max_context: int,
     max_sequences: int,
-    bytes_per_value: int = 2,
+    bytes_per_value: float = 2,
     windowed: bool = False,
 ) -> int:
     """Keys and values that the stage reserves: the sum over its layers, times ``max_sequences``.

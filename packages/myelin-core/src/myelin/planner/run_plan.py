@@ -46,7 +46,7 @@ class PlanRequest:
     max_context: int = 4096
     max_sequences: int = 4
     max_batch_tokens: int = 512
-    kv_bytes_per_value: int = 2
+    kv_bytes_per_value: float = 2
 
 
 class EdgeKind(StrEnum):
