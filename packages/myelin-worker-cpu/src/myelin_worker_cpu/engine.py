@@ -23,10 +23,12 @@ from myelin.engine_api import (
 )
 from myelin_worker_cpu import tables as t
 from myelin_worker_cpu.chunks import Chunk, cut
+from myelin_worker_cpu.governor import Governor
 from myelin_worker_cpu.isa_here import ISA
 from myelin_worker_cpu.kernels import Kernels, prepare
 from myelin_worker_cpu.kvcache import CacheLayout, Slots
 from myelin_worker_cpu.program import OUTPUTS_AT_ONCE, Program
+from myelin_worker_cpu.records import WIDTHS, block_width
 from myelin_worker_cpu.support import ARCHITECTURES
 from myelin_worker_cpu.synchronise import sync_block
 from myelin_worker_cpu.threads import Helpers, usable_cores
@@ -52,6 +54,8 @@ class CpuEngine:
         self._weights: Weights | None = None
         self._slots: Slots | None = None
         self._helpers: Helpers | None = None
+        # steps of many rows meet seldom for their length, and are never worth doing alone
+        self._governors = {width: Governor(self._threads) for width in WIDTHS}
         self._sync = sync_block()
         self._hidden = np.zeros((0, 0), dtype=np.float32)
 
@@ -210,7 +214,13 @@ class CpuEngine:
         if not is_tail:
             program.buffers[t.HIDDEN_OUT] = self._hidden.ctypes.data + offset
         assert self._kernels is not None
+        governor = self._governors.get(block_width(chunk.rows)) if chunk.rows <= WIDTHS[-1] else None
+        threads = governor.threads() if governor else self._threads
+        program.use_threads(threads)
+        began = time.perf_counter()
         self._kernels.stage(0, program.context)
+        if governor:
+            governor.took(time.perf_counter() - began)
 
     def _sample(self, program: Program, parameters: Hyperparameters, index: int, segment: Segment) -> Sample:
         position = segment.start + segment.count

@@ -81,6 +81,10 @@ class Program:
         """The address of the context table, which is all that the compiled stage is given."""
         return int(self._context.ctypes.data)
 
+    def use_threads(self, threads: int) -> None:
+        """For the next step: all of them, or one."""
+        self._context[t.THREADS] = threads
+
     # --- tables ------------------------------------------------------------------------------------------------------
 
     def _frequencies(self) -> NDArray[np.float64]:

@@ -57,7 +57,7 @@ def compile_stage(*, cached: bool) -> Any:
     def stage(thread: int, context: int) -> None:
         tables = integers(context)
         shape, buffers, step = integers(tables[t.SHAPE]), integers(tables[t.BUFFERS]), integers(tables[t.STEP])
-        sync, threads = tables[t.SYNC], tables[t.THREADS]
+        sync = tables[t.SYNC]
         private = buffers[t.PRIVATE] + thread * shape[t.PRIVATE_BYTES]
         seen = 0
         while True:
@@ -66,9 +66,10 @@ def compile_stage(*, cached: bool) -> Any:
                 seen += 1
                 if read_word(sync + s.STOP):
                     return
-            elif threads > 1:
+            elif tables[t.THREADS] > 1:  # where this one computes alone, the others sleep on
                 advance(sync + s.STARTED, sync + s.START_SLEEPERS)
 
+            threads = tables[t.THREADS]
             rows = step[t.ROWS]
             own = 1 if rows == 1 else 0
             x, records, numbers = buffers[t.X], buffers[t.RECORDS], buffers[t.FLOATS]

@@ -28,6 +28,7 @@ LOGPROBS = 12
 """float64[outputs]: its log-probability."""
 SYNC = 13
 THREADS = 14
+"""Of the step: all, or 1."""
 LAYER_KERNEL = 15
 REMEMBER_KERNEL = 16
 ATTEND_KERNEL = 17
