@@ -225,7 +225,7 @@ class Emitter:
                 bytes_ = [self.shuffle(v, v, list(range(16 * part, 16 * part + 16))) for v in (codes, signed)]
                 sums4 = self.shuffle(total, total, list(range(4 * part, 4 * part + 4)))
                 quarters.append(self.call("llvm.aarch64.neon.sdot.v4i32.v16i8", v4i32, sums4, *bytes_))
-            lower, upper = (self.shuffle(*quarters[at : at + 2], list(range(8))) for at in (0, 2))
+            lower, upper = (self.shuffle(quarters[at], quarters[at + 1], list(range(8))) for at in (0, 2))
             return self.shuffle(lower, upper, list(range(16)))
         if self.isa is Isa.AVX2 and not wide:
             v32i8, v16i16, v8i32 = ir.VectorType(I8, 32), ir.VectorType(I16, 16), ir.VectorType(I32, 8)
