@@ -19,7 +19,10 @@ PROBE = 4
 """Steps of a trial; the first, which finds threads asleep, isn't counted."""
 SLOW = 1.5
 """Times the best that is known: from there on it is worth trying another way."""
-FIRST_PAUSE, LONGEST_PAUSE = 32, 1024
+CLEARLY = 0.8
+"""One thread takes over where its steps take at most so much of what they take with all: a few of them are no proof,
+and one thread is a poor choice once the neighbour has gone."""
+FIRST_PAUSE, LONGEST_PAUSE = 32, 256
 """Steps between trials: doubled whenever one changed nothing."""
 FORGET = 1.001
 """The best known time grows by this with every step, as a context does."""
@@ -72,7 +75,8 @@ class Governor:
         return 1 if self._current > 1 else self._all
 
     def _judge(self, other: float) -> None:
-        if other < statistics.median(self._recent):
+        bound = CLEARLY if self._current > 1 else 1.0
+        if other < bound * statistics.median(self._recent):
             self._current = self._other()
             self._recent.clear()
             self._best = other
