@@ -363,7 +363,7 @@ async def test_nodes_that_cannot_be_released_are_named(toy: Toy, monkeypatch: py
     async def stuck(lease: object) -> None:
         raise ProviderError("the machine does not answer")
 
-    monkeypatch.setattr("myelin.orchestrator.bootstrap.LaunchTimes", lambda **_: LaunchTimes(release=0.5))
+    monkeypatch.setattr("myelin.orchestrator.accounts.LaunchTimes", lambda **_: LaunchTimes(release=0.5))
     release = toy.provider.release
     with pytest.raises(ProviderError, match=r"stage-0 \(task-1\).*the machine does not answer") as raised:
         async with running(toy.ask(stages=1), toy.registry, toy.recorder):

@@ -158,9 +158,8 @@ class _Run:
         self.open_transport()
         self.watch_membership()
         self.open_provider(plan)
-        self.specify_nodes(plan)
+        await self.specify_nodes(plan)
         provisions = self.plan_shards(plan)
-        await self.agree_on_price()
         self.gather_tools(provisions)
         await self.start_nodes()
         await self.reach_nodes()
@@ -301,8 +300,8 @@ class _Run:
             self.executor, self.book = make_executor(request, asked, self.book)
             self.telemetry.watch_spend(self.executor)
 
-    def specify_nodes(self, plan: Planning) -> None:
-        """node_spec: what each node must be, and is told."""
+    async def specify_nodes(self, plan: Planning) -> None:
+        """node_spec: what each node must be, and is told; and what that costs, before anything is started."""
         with self.story.phase(Phase.NODE_SPEC, {attributes.STAGES: len(plan.plan.stages)}):
             telemetry = self.telemetry.node_variables(os.environ)
             environment = node_environment(self.request, telemetry, same_host=self.same_host)
@@ -322,6 +321,7 @@ class _Run:
                 )
                 for stage in plan.plan.stages
             )
+            await self.agree_on_price()
 
     def plan_shards(self, plan: Planning) -> tuple[pb.Provision, ...]:
         """stage_shard_plan: what each node is going to load; the end tokens follow once the tokenizer is there."""
