@@ -12,6 +12,7 @@ and within the memory of the nodes.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -211,4 +212,4 @@ def _kv_bytes(request: PlanRequest, stage: StagePlan) -> int:
     parameters = request.parameters
     values = parameters.n_kv_heads * (parameters.head_dim + parameters.value_dim)
     positions = request.max_context * request.max_sequences
-    return (end - first) * positions * values * request.kv_bytes_per_value
+    return math.ceil((end - first) * positions * values * request.kv_bytes_per_value)
