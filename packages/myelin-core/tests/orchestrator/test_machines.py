@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from myelin.cluster.executor import Executor
-from myelin.cluster.provider import Need, Offer
+from myelin.cluster.provider import Lease, Need, Offer
 from myelin.cluster.spec import in_turn
 from myelin.errors import PlanError, ProviderError
 from myelin.orchestrator.bootstrap import planned, running
@@ -274,6 +274,9 @@ class Bare:
     """A provider that has nothing, and may say what is lacking."""
 
     async def offers(self, need: Need) -> Sequence[Offer]:
+        return ()
+
+    async def leases(self) -> Sequence[Lease]:
         return ()
 
 
