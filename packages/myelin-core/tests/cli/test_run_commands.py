@@ -66,7 +66,7 @@ class TableProvider:
         self.table.leases.pop(lease, None)
 
     async def logs(self, lease: LeaseId) -> AsyncIterator[LogLine]:
-        yield LogLine("stderr", f"hello from {lease}", 5.0)
+        yield LogLine("stderr", f"hello from {lease}, with {SECRET}", 5.0)
 
     async def close(self) -> None:
         pass
@@ -290,7 +290,10 @@ def test_logs_come_from_the_kept_files(myelin: Myelin, ledger: Ledger, table: Ta
 
 def test_logs_are_asked_of_the_provider_where_none_are_kept(myelin: Myelin, ledger: Ledger, table: Table) -> None:
     begin(ledger, "lost", table.add("lost"))
-    assert "stage-0.1 stderr | hello from m-lost.stage-0.1" in myelin("logs", "lost")[1]
+    for words in (("logs", "lost"), ("logs", "lost", "--json")):
+        out = myelin(*words)[1]
+        assert "hello from m-lost.stage-0.1, with [redacted]" in out
+        assert SECRET not in out
     begin(ledger, "empty")
     code, _, err = myelin("logs", "empty")
     assert code == 2

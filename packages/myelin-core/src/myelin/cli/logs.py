@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
@@ -94,7 +95,9 @@ def _from_provider(root: Root, ledger: Ledger, record: RunRecord, node: str, *, 
     from myelin.cli.output import answer, answer_json
     from myelin.cli.running import run_to_end
     from myelin.errors import UsageError
+    from myelin.telemetry.redaction import Redactor, environment_secrets, secret_values
 
+    redactor = Redactor([*secret_values((record.secret, root.settings)), *environment_secrets(os.environ)])
     leases = [
         intent for intent in ledger.intents(record.run) if intent.open and intent.lease and node in ("", intent.node)
     ]
@@ -115,7 +118,7 @@ def _from_provider(root: Root, ledger: Ledger, record: RunRecord, node: str, *, 
                 try:
                     async with asyncio.timeout(10 * LOOK_S):
                         async for line in provider.logs(intent.lease):
-                            entry = {"time": line.time, "stream": line.stream, "text": line.text}
+                            entry = {"time": line.time, "stream": line.stream, "text": redactor.text(line.text)}
                             entries.append({"node": intent.node, "attempt": intent.attempt, **entry})
                 except TimeoutError:
                     pass

@@ -62,8 +62,9 @@ from myelin.wire import control_pb2 as pb
 
 if TYPE_CHECKING:
     from myelin.cluster.ledger import RunBook
-    from myelin.cluster.provider import Provider
+    from myelin.cluster.provider import LaunchKey, Provider
     from myelin.model.tokenizer import Tokenizer
+    from myelin.orchestrator.control import NodeControl
     from myelin.plugins.registry import Registry
 
 T = TypeVar("T")
@@ -235,6 +236,7 @@ class _Run:
         if book is not None and not isinstance(book, MyelinError) and book.inherited:
             self.secret = book.record.secret
             self.request = replace(self.request, secret=self.secret)
+            self.telemetry.redactor.learn([self.secret.get_secret_value()])
 
     async def open_model(self) -> OpenedModel:
         """Open the model and read its header in a thread; what is fetched for it is shown."""
@@ -354,7 +356,8 @@ class _Run:
         assert self.transport is not None
         assert self.executor is not None
         request, story, background = self.request, self.story, self.background
-        self.watch = NodeWatch(self.executor, background, self.observer, request.log_dir)
+        redact = self.telemetry.redactor.text
+        self.watch = NodeWatch(self.executor, background, self.observer, request.log_dir, redact)
         self.life = NodeLife(
             request,
             story,
@@ -485,10 +488,10 @@ class _Run:
 
     async def say_goodbye(self) -> None:
         """Ask all nodes at once to end by themselves; go on when they have, or are too slow, or we are in a hurry."""
-        controls = [attempt.control for attempt in self.attempts if attempt.control is not None]
-        for control in controls:
+        reached = [(attempt.lease.key, attempt.control) for attempt in self.attempts if attempt.control is not None]
+        for _, control in reached:
             control.expect_the_end()
-        farewells = [asyncio.create_task(control.shut_down("the run is over")) for control in controls]
+        farewells = [asyncio.create_task(self.shut_down(key, control)) for key, control in reached]
         everybody = asyncio.gather(*farewells, return_exceptions=True)
         hurry = asyncio.ensure_future(self.hurry.wait())
         waiting: set[asyncio.Future[Any]] = {everybody, hurry}
@@ -500,6 +503,11 @@ class _Run:
             await asyncio.gather(*waiting, return_exceptions=True)
         await self.telemetry.say_goodbye()
         await self.close_streams()  # a node that ends waits a moment for streams that are open to it
+
+    async def shut_down(self, key: LaunchKey, control: NodeControl) -> None:
+        """Ask one node to end by itself."""
+        with self.story.node(Phase.SHUTDOWN, key.node, key.attempt) as span:
+            span.set_attribute(attributes.GOODBYE, await control.shut_down("the run is over"))
 
     async def close_streams(self) -> None:
         """Close our streams, all at once. Bounded: nothing of it matters to anybody else. Twice is fine."""

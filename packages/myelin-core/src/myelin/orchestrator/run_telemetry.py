@@ -25,6 +25,7 @@ from myelin.orchestrator.note_taker import NoteTaker
 from myelin.orchestrator.request import RunRequest
 from myelin.plugins.specs import TelemetryContext
 from myelin.telemetry import attributes
+from myelin.telemetry.redaction import Redactor, environment_secrets, secret_values
 from myelin.telemetry.signals import Signal
 from myelin.telemetry.tracing import ORCHESTRATOR_SERVICE, WORKER_SERVICE, Tracing, configure_tracing
 from myelin.transport.contract import ORCHESTRATOR, TELEMETRY_PROTOCOL, Endpoint, Transport
@@ -69,6 +70,7 @@ class RunTelemetry:
     Attributes:
         tracing: The run's tracer.
         observer: To be told in place of the one that was given: it keeps what is said in the logbook, too.
+        redactor: Takes secrets out of whatever is kept or shown; knows them once opened.
         metrics, logbook, hub: Where there is somebody for them.
         relays: The nodes' telemetry streams, by node and attempt.
     """
@@ -76,6 +78,7 @@ class RunTelemetry:
     def __init__(self, request: RunRequest, observer: Observer) -> None:
         self.tracing: Tracing = configure_tracing(ORCHESTRATOR_SERVICE, ())
         self.observer = observer
+        self.redactor = Redactor()
         self.metrics: Metrics | None = None
         self.logbook: LogbookType | None = None
         self.hub: TelemetryHub | None = None
@@ -98,6 +101,13 @@ class RunTelemetry:
             ConfigError: A sink can't work as configured.
         """
         request = self._request
+        self.redactor.learn(
+            [
+                secret.get_secret_value(),
+                *secret_values(request),
+                *environment_secrets({**os.environ, **request.environment}),
+            ]
+        )
         context = TelemetryContext(
             ORCHESTRATOR_SERVICE,
             request.trace_file,
@@ -117,19 +127,11 @@ class RunTelemetry:
         from myelin.telemetry.hub import TelemetryHub
         from myelin.telemetry.logbook import Logbook, LogbookHandler
         from myelin.telemetry.metrics import Metrics
-        from myelin.telemetry.redaction import Redactor, environment_secrets, secret_values
         from myelin.telemetry.relay_exporter import into_hub
         from myelin.telemetry.sink import as_sinks
         from myelin.telemetry.tracing import service_resource
 
         sinks = as_sinks(given)
-        redactor = Redactor(
-            [
-                secret.get_secret_value(),
-                *secret_values(request),
-                *environment_secrets({**os.environ, **request.environment}),
-            ]
-        )
         self._wanted = frozenset(signal for sink in sinks for signal in sink.signals)
         instance = f"{request.run}.{ORCHESTRATOR}"
         self._resource = {
@@ -137,14 +139,14 @@ class RunTelemetry:
         }
         self._interval_s = _interval(os.environ)
         self._next_metrics = time.monotonic() + self._interval_s
-        self.hub = TelemetryHub(sinks, redactor, on_tick=self._tick, keep=self._keep)
+        self.hub = TelemetryHub(sinks, self.redactor, on_tick=self._tick, keep=self._keep)
         if Signal.TRACES in self._wanted:
             self.tracing = configure_tracing(ORCHESTRATOR_SERVICE, (into_hub(self.hub),), instance=instance)
         if request.live or Signal.METRICS in self._wanted:
             self.metrics = Metrics(model_name(request.model_uri), str(request.run))
             self.metrics.watch_losses(self.hub.losses)
         if request.live or Signal.LOGS in self._wanted:
-            self.logbook = Logbook(redactor)
+            self.logbook = Logbook(self.redactor)
             if Signal.LOGS in self._wanted:
                 self.logbook.hand_over(self._line)
             self.observer = NoteTaker(self.observer, self.logbook, self._offset)

@@ -20,6 +20,7 @@ class TracedProvider:
     def __init__(self, provider: Provider, tracing: Tracing) -> None:
         self._provider = provider
         self._tracing = tracing
+        self._keys: dict[LeaseId, LaunchKey] = {}
 
     def __getattr__(self, name: str) -> object:
         """What else the provider says of itself or can do (``same_host``, ``all_leases``)."""
@@ -49,6 +50,7 @@ class TracedProvider:
             with span(self._tracing.tracer, "provider.launch", fields) as current:
                 lease = await self._provider.launch(offer, boot, key=key)
                 current.set_attribute(attributes.LEASE, str(lease.id))
+                self._keys[lease.id] = key
                 return lease
         except MyelinError as error:
             around.add_event(
@@ -59,11 +61,16 @@ class TracedProvider:
 
     async def leases(self) -> Sequence[Lease]:
         """See :class:`~myelin.cluster.provider.Provider`."""
-        return await self._provider.leases()
+        leases = await self._provider.leases()
+        self._keys.update((lease.id, lease.key) for lease in leases)
+        return leases
 
     async def release(self, lease: LeaseId) -> None:
         """See :class:`~myelin.cluster.provider.Provider`."""
-        with span(self._tracing.tracer, "provider.release", {attributes.LEASE: str(lease)}):
+        fields: dict[str, AttributeValue] = {attributes.LEASE: str(lease)}
+        if (key := self._keys.get(lease)) is not None:
+            fields |= {attributes.NODE: str(key.node), attributes.ATTEMPT: int(key.attempt)}
+        with span(self._tracing.tracer, "provider.release", fields):
             await self._provider.release(lease)
 
     def logs(self, lease: LeaseId) -> AsyncIterator[LogLine]:

@@ -58,13 +58,22 @@ class NodeWatch:
         background: Owns the tasks.
         observer: Is shown the output.
         log_dir: Where the output is kept.
+        redact: Takes secrets out of a line, before anybody sees it.
     """
 
-    def __init__(self, executor: Executor, background: Background, observer: Observer, log_dir: Path | None) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        background: Background,
+        observer: Observer,
+        log_dir: Path | None,
+        redact: Callable[[str], str],
+    ) -> None:
         self._executor = executor
         self._background = background
         self._observer = observer
         self._log_dir = log_dir
+        self._redact = redact
         self._attempts: dict[LeaseId, NodeAttempt] = {}
         self._logs: dict[LeaseId, asyncio.Task[None]] = {}
         self._reported: set[LeaseId] = set()
@@ -152,11 +161,12 @@ class NodeWatch:
             file = self._log_file(attempt)
             try:
                 async for line in self._executor.logs(lease.id):
+                    text = self._redact(line.text)
                     if line.stream != "provider":
-                        attempt.last_lines.append(line.text)
-                    self._observer.log(NodeLog(lease.key.node, line.stream, line.text))
+                        attempt.last_lines.append(text)
+                    self._observer.log(NodeLog(lease.key.node, line.stream, text))
                     if file is not None:
-                        file.write(f"{line.time:.3f} {line.stream} {line.text}\n")
+                        file.write(f"{line.time:.3f} {line.stream} {text}\n")
                         file.flush()
             finally:
                 if file is not None:
