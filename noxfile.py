@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -74,7 +75,8 @@ def tests(session: nox.Session) -> None:
     chosen = session.posargs or (
         both if whole else [*both, "-m", "not parity and not browser and not docker and not slow and not soak"]
     )
-    session.run("pytest", *chosen, env={"PYTHONDONTWRITEBYTECODE": "1"})
+    pictures = os.environ.get("DASHBOARD_PICTURES") or os.path.abspath("build/pictures")
+    session.run("pytest", *chosen, env={"PYTHONDONTWRITEBYTECODE": "1", "DASHBOARD_PICTURES": pictures})
 
 
 @nox.session(python=PYTHONS[0])
