@@ -19,7 +19,7 @@ PHASES = (
 )
 BY_NODE = (
     *("stage_shard_plan", "provider_start", "node_runtime_ready", "runtime_ready_ack", "stage_provision"),
-    "weights_loaded",
+    *("weights_loaded", "shutdown"),
 )
 RUN = ("prompt", "-N", "2", "--model", SMOLLM2, "--max-tokens", "8", "--threads", "1", "--json", "Say something.")
 
@@ -51,6 +51,15 @@ def test_a_collector_receives_one_trace_of_the_whole_run(myelin, tmp_path, proto
         nodes = named[f"myelin.bootstrap.{phase}.node"]
         assert {span.attributes["myelin.node.id"] for span in nodes} == {"stage-0", "stage-1"}
         assert {by_id[span.parent].name for span in nodes} == {f"myelin.bootstrap.{phase}"}
+
+    # What was asked of the provider, from the search for an offer to the release.
+    for name, around in (
+        ("provider.offers", "myelin.bootstrap.provider_start.node"),
+        ("provider.launch", "myelin.bootstrap.provider_start.node"),
+        ("provider.release", "myelin.bootstrap.provider_stop"),
+    ):
+        assert {span.attributes["myelin.node.id"] for span in named[name]} == {"stage-0", "stage-1"}
+        assert {by_id[span.parent].name for span in named[name]} == {around}
 
     # What a node did is inside what the orchestrator asked of it, by the corrected times too.
     for name, asked in (

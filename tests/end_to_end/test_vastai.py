@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import getpass
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from end_to_end_support import SMOLLM2
+from end_to_end_support import SMOLLM2, wait_for_text
 
 from myelin_testkit.fake_machine import sshd_path
 from myelin_testkit.fake_vastai import FakeVastai, Trouble
@@ -77,6 +80,16 @@ def test_two_rented_machines_serve_and_are_destroyed(myelin, fake, environment, 
     assert [rented.destroyed_by for rented in fake.rented] == ["account", "account"]
     assert inside(fake) == []
 
+    # One trace, from the first search for offers to the last machine's end.
+    frames = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text("utf-8").splitlines()]
+    scopes = [scope for frame in frames for resource in frame["resourceSpans"] for scope in resource["scopeSpans"]]
+    spans = {span["spanId"]: span for scope in scopes for span in scope["spans"]}
+    assert len({span["traceId"] for span in spans.values()}) == 1
+    assert [span["name"] for span in spans.values() if not span.get("parentSpanId")] == ["myelin.run"]
+    searches = [span for span in spans.values() if span["name"] == "provider.offers"]
+    around = {spans[span["parentSpanId"]]["name"] for span in searches}
+    assert around == {"myelin.bootstrap.node_spec", "myelin.bootstrap.provider_start.node"}
+
     # Nothing secret is in what was said, traced, logged or sent in the open.
     secrets = [fake.api_key, "OPENSSH PRIVATE KEY", *(rented.key for rented in fake.rented)]
     texts = {path: path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file() and kept(path)}
@@ -85,6 +98,40 @@ def test_two_rented_machines_serve_and_are_destroyed(myelin, fake, environment, 
     texts[Path("out")], texts[Path("err")] = done.out, done.err
     texts[Path("requests")] = "".join(request.path + request.body for request in fake.seen)
     assert [(path, secret) for path, text in texts.items() for secret in secrets if secret in text] == []
+
+
+@pytest.mark.slow
+def test_the_page_and_the_metrics_say_what_is_spent(myelin, fake, environment):
+    serving = myelin.start(
+        *("serve", "--provider", "vastai", "-N", "1", "--model", SMOLLM2, "--threads", "1"),
+        *("--rpc-bind", "127.0.0.1:0", "--http-bind", "127.0.0.1:0"),
+        **environment,
+    )
+    seen = wait_for_text(serving.stderr, r"Prompt RPC on", 60)
+    url = re.search(r"Dashboard on (http://\S+)/dashboard", seen)[1]
+
+    def read(path: str) -> str:
+        with urllib.request.urlopen(f"{url}{path}", timeout=5) as answer:
+            return answer.read().decode()
+
+    (rented,) = fake.live()
+    deadline = time.monotonic() + 10
+    while "dollars" not in (state := read("/dashboard/state")):
+        assert time.monotonic() < deadline, state
+        time.sleep(0.1)
+    run = json.loads(state)["tables"]["run"]["run"]
+    assert run["dollars_per_hour"] == pytest.approx(rented.price)
+    assert 0 < run["dollars"] < rented.price / 60
+    told = dict(line.rsplit(" ", 1) for line in read("/metrics").splitlines() if line.startswith("myelin_spend"))
+    (rate,) = [float(value) for name, value in told.items() if "rate" in name or "per_hour" in name]
+    (total,) = [float(value) for name, value in told.items() if "total" in name]
+    assert rate == pytest.approx(rented.price)
+    assert 0 < total < rented.price / 60
+    serving.send_signal(signal.SIGINT)
+    _, rest = serving.communicate(timeout=30)
+    assert serving.returncode == 0
+    assert "The run has cost" in rest
+    assert fake.live() == []
 
 
 def kept(path: Path) -> bool:
