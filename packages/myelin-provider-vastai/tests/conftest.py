@@ -32,6 +32,7 @@ class Rig:
     fake: FakeVastai
     identity: Path
     made: list[VastaiProvider] = field(default_factory=list)
+    first_dial_s: str = "60"
     planted: tuple[str, ...] = (RUN_SECRET, HUB_TOKEN)
     run: RunId = field(default_factory=lambda: RunId(f"run-{secrets.token_hex(4)}"))
 
@@ -63,7 +64,7 @@ class Rig:
         return LaunchKey(self.run, NodeId(f"stage-{node}"), Attempt(attempt))
 
     def boot(self, key: LaunchKey) -> BootSpec:
-        environment = {"HF_TOKEN": SecretStr(HUB_TOKEN)}
+        environment = {"HF_TOKEN": SecretStr(HUB_TOKEN), "MYELIN_NODE_FIRST_DIAL_S": SecretStr(self.first_dial_s)}
         return BootSpec(key.run, key.node, key.attempt, SecretStr(RUN_SECRET), environment=environment)
 
     def need(self, node: int = 0, exclude: frozenset[str] = frozenset()) -> Need:

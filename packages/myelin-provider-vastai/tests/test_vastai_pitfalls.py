@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 
+import psutil
 import pytest
 
 from myelin.plugin import LeaseState, ProviderError
@@ -366,7 +368,79 @@ async def test_a_changed_host_key_ends_the_node(rig, fake):
     connection.close()
 
 
+async def test_a_lost_ssh_connection_is_made_again_and_the_worker_is_the_same(rig, fake):
+    provider = rig.provider()
+    lease = await rig.running(provider)
+    before = workers(fake)
+    fake.rented[0].machine.cut_connections()
+
+    async def logged_in_again():
+        return "lost: logging in again" in await rig.log_text(provider, lease)
+
+    await rig.until(logged_in_again)
+    await asyncio.sleep(1)
+    (now,) = await provider.leases()
+    assert (now.state, now.endpoint) == (LeaseState.RUNNING, (await rig.wait(provider, lease)).endpoint)
+    assert workers(fake) == before
+    log = await rig.log_text(provider, lease)
+    assert log.count('"event": "listening"') == 1  # nothing is told twice
+    assert log.count("SSH answers") == 2
+
+
+async def test_a_forward_is_made_again_at_the_same_port(rig, fake):
+    fake.next_machines(Trouble(mapped=False))
+    provider = rig.provider()
+    lease = await rig.running(provider)
+    host, _, port = lease.endpoint.candidates[0].rpartition(":")
+    fake.rented[0].machine.cut_connections()
+
+    async def answers():
+        try:
+            _, writer = await asyncio.open_connection(host, int(port))
+        except OSError:
+            return False
+        writer.close()
+        return "lost: logging in again" in await rig.log_text(provider, lease)
+
+    await rig.until(answers)
+    assert await answers()
+
+
+async def test_a_new_orchestrator_follows_the_worker_that_the_old_one_left(rig, fake):
+    old = rig.provider()
+    lease = await rig.running(old)
+    before = workers(fake)
+    await old.close()
+    new = rig.provider()
+    again = await rig.running(new)
+    assert (again.id, again.endpoint) == (lease.id, lease.endpoint)
+    assert workers(fake) == before
+    assert '"event": "listening"' in await rig.log_text(new, again)  # its log from the beginning
+    await new.release(again.id)
+    assert (fake.live(), workers(fake)) == ([], [])
+
+
+async def test_a_worker_whose_keeper_is_gone_ends(rig, fake):
+    provider = rig.provider()
+    lease = await rig.running(provider)
+    keeper = int((fake.rented[0].machine.folder / ".myelin-node" / "keeper").read_text())
+    psutil.Process(keeper).kill()
+    assert "its worker ended" in await rig.exited(provider, lease)
+
+
+def workers(fake):
+    """The process ids of all workers on all machines."""
+    found = []
+    for rented in fake.rented:
+        for process in rented.machine.processes():
+            with suppress(psutil.Error):
+                if "--boot-stdin" in process.cmdline():
+                    found.append(process.pid)
+    return found
+
+
 async def test_the_dead_mans_switch_destroys_a_machine_that_nobody_uses(rig, fake):
+    rig.first_dial_s = "5"  # nobody dials this worker: it ends by itself
     provider = rig.provider(dead_man_s=2.0)
     lease = await rig.running(provider)
     await asyncio.sleep(4)

@@ -49,9 +49,10 @@ def run(setup: str, python: str, tmp_path: object) -> subprocess.CompletedProces
 
 def test_the_worker_reads_what_came_in_and_setup_does_not(tmp_path) -> None:  # type: ignore[no-untyped-def]
     python = tmp_path / "py thon"
-    python.write_text('#!/bin/sh\necho "got $(cat) for $*"\n')
+    python.write_text('#!/bin/sh\nread -r line; echo "got $line for $*"\n')
     python.chmod(0o755)
     done = run("cat; echo installing", str(python), tmp_path)
+    assert done.returncode == 0
     assert done.stdout == "got the line for -m myelin worker --boot-stdin\n"
     assert done.stderr == "installing\n"
 

@@ -62,6 +62,7 @@ class RentedNode:
         price: Dollars an hour, as offered.
         on_failed: Told when it fails by itself.
         on_forward: Told of a node that is reached by an SSH forward alone.
+        on_back: Told when it is logged in to again, after its connection was lost.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class RentedNode:
         *,
         on_failed: Callable[[RentedNode], None],
         on_forward: Callable[[RentedNode, int], None],
+        on_back: Callable[[RentedNode], None],
     ) -> None:
         self.key = key
         self.offer = offer
@@ -88,6 +90,11 @@ class RentedNode:
         self._shop = shop
         self._on_failed = on_failed
         self._on_forward = on_forward
+        self._on_back = on_back
+        self._forward_port = 0
+        """Where a forward to it ends on our side; 0 where there is none."""
+        self._heard = {"stdout": 0, "stderr": 0}
+        """How many lines of its worker have come."""
         self._began = time.monotonic()
         self._endpoint: Endpoint | None = None
         self._exit_reason = ""
@@ -135,7 +142,7 @@ class RentedNode:
             self.fail(verdict.reason)
 
     async def stop(self) -> None:
-        """Let go of the machine: its worker sees the end of its input. Whoever asked destroys it afterwards."""
+        """Let go of the machine, on which its worker goes on for a while. Whoever asked may destroy it afterwards."""
         self._stopping = True
         self._life.cancel()
         await asyncio.wait({self._life})
@@ -158,9 +165,6 @@ class RentedNode:
             self.fail(str(error))
         except ProviderError as error:
             self.fail(error.message)
-        except (OSError, asyncssh.Error) as error:
-            self.note(f"its SSH session broke ({type(error).__name__})")
-            self.fail(await self._why_ended(None))
         finally:
             try:
                 await self._let_go()
@@ -168,15 +172,38 @@ class RentedNode:
                 self.log.end()
 
     async def _run(self) -> None:
-        instance = await self._running()
+        await self._running()
         await self._attach_key()
-        self.connection = await self._log_in(instance)
+        line = boot_line(replace(self._boot, bind=f"{self._shop.section.node_bind}:{self._port}"))
+        while True:
+            self.connection = await self._log_in(await self._running())
+            try:
+                status = await self._session(self.connection, line)
+            except (OSError, asyncssh.Error) as error:
+                self.note(f"its SSH session broke ({type(error).__name__})")
+                status = None
+            if status is not None:
+                raise NodeFailed(self._last_words(status))
+            # The worker lives on without us; what ended may be the machine, though.
+            await self._let_go()
+            if reason := await self._machine_failure():
+                raise NodeFailed(reason)
+            self.note("the SSH connection to its machine was lost: logging in again")
+            line = b"\n"  # whatever has begun is followed, and nothing begun again
+
+    async def _session(self, connection: asyncssh.SSHClientConnection, line: bytes) -> int | None:
+        """Start the worker, or find it again, and follow it to its end; its exit status, None where we were cut off."""
         section = self._shop.section
         setup = setup_command(section.setup, section.python, self._boot.engine, self._shop.version)
-        command = boot_command(section.python, setup, section.dead_man_s)
-        process = await self.connection.create_process(command, encoding=None)
+        seen = (self._heard["stdout"], self._heard["stderr"])
+        command = boot_command(section.python, setup, section.dead_man_s, seen)
+        process = await connection.create_process(command, encoding=None)
         # The secrets of the boot line go through the channel's standard input and nowhere else.
-        process.stdin.write(boot_line(replace(self._boot, bind=f"{section.node_bind}:{self._port}")))
+        process.stdin.write(line)
+        if self._endpoint is not None:
+            if self._forward_port:
+                await self._forward(self._forward_port)
+            self._on_back(self)
         readers = {
             asyncio.create_task(self._read(process.stdout, "stdout")),
             asyncio.create_task(self._read(process.stderr, "stderr")),
@@ -188,12 +215,12 @@ class RentedNode:
             done, _ = await asyncio.wait({closed, heard}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if not done:
                 raise NodeFailed(f"its worker did not listen within {section.ready_timeout_s:g} s")
-            if heard in done:
+            if heard in done and self._endpoint is None:
                 self._endpoint = await self._reachable()
                 self.note(f"its worker is reached at {', '.join(self._endpoint.candidates)}")
             await closed
             await asyncio.wait(readers, timeout=DRAIN_S)
-            raise NodeFailed(await self._why_ended(process.exit_status))
+            return process.exit_status
         finally:
             for task in (*readers, closed, heard):
                 task.cancel()
@@ -270,6 +297,7 @@ class RentedNode:
                     return
             except asyncio.LimitOverrunError as error:
                 raw = await stream.readexactly(error.consumed)
+            self._heard[name] += raw.endswith(b"\n")
             line = raw.decode(errors="replace").rstrip("\r\n")
             if name == "stdout" and parse_announcement(line) is not None:
                 self._announced.set()
@@ -283,24 +311,29 @@ class RentedNode:
         mapped = mapped_address(instance, self._port) if instance is not None else None
         if mapped is not None:
             return Endpoint((f"{mapped[0]}:{mapped[1]}",))
+        self._forward_port = await self._forward(0)
+        self.note("no port of it is mapped to the outside: it is reached through SSH, which is slower")
+        self._on_forward(self, self._forward_port)
+        return Endpoint((f"127.0.0.1:{self._forward_port}",))
+
+    async def _forward(self, port: int) -> int:
+        """Have a port of ours carried to its worker's; 0 takes a free one, which is returned."""
         assert self.connection is not None
         bind = self._shop.section.node_bind
         inside = "127.0.0.1" if bind in ("0.0.0.0", "::") else bind
-        listener = await self.connection.forward_local_port("127.0.0.1", 0, inside, self._port)
-        self.note("no port of it is mapped to the outside: it is reached through SSH, which is slower")
-        self._on_forward(self, listener.get_port())
-        return Endpoint((f"127.0.0.1:{listener.get_port()}",))
+        listener = await self.connection.forward_local_port("127.0.0.1", port, inside, self._port)
+        return listener.get_port()
 
-    async def _why_ended(self, status: int | None) -> str:
-        """Why the session ended: the machine's state says more than a broken connection does."""
-        if status is None:
-            with suppress(ProviderError, TimeoutError):
-                async with asyncio.timeout(10):
-                    instance = (await self._shop.inventory.listing()).get(self.instance)
-                    verdict = self._judge(instance)
-                    if verdict.stand is Stand.FAILED:
-                        return verdict.reason
-            return "the SSH connection to its machine was lost"
+    async def _machine_failure(self) -> str:
+        """Why its machine can't be a node any more, where a listing says so; empty where it may still be."""
+        with suppress(ProviderError, TimeoutError):
+            async with asyncio.timeout(10):
+                verdict = self._judge((await self._shop.inventory.listing()).get(self.instance))
+                if verdict.stand is Stand.FAILED:
+                    return verdict.reason
+        return ""
+
+    def _last_words(self, status: int) -> str:
         last = self.log.last("stderr")
         return f"its worker ended (status {status})" + (f": {last[:300]}" if status and last else "")
 

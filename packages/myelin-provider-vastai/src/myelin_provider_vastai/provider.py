@@ -4,8 +4,9 @@
 labelled with its launch key when it is created, an answer that leaves doubt is followed by listings and never by a
 second create, and a machine counts as gone only once a listing that could be read doesn't have it.
 
-**Restart.** A listing is enough to find the machines of a run again (:meth:`VastaiProvider.leases`). Launching a key
-whose machine exists takes that machine; releasing its lease destroys it.
+**Restart.** A listing is enough to find the machines of a run again (:meth:`VastaiProvider.leases`). Workers outlive
+their SSH session; launching a key whose machine exists takes that machine, and the worker on it where there is one;
+releasing its lease destroys it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,6 +24,7 @@ import asyncssh
 
 from myelin.plugin import (
     BootSpec,
+    Endpoint,
     LaunchKey,
     Lease,
     LeaseId,
@@ -34,7 +37,7 @@ from myelin.plugin import (
 )
 from myelin_provider_vastai.api import TAKEN_CODES, Api, Doubtful, HalfDone, Refused, Rent
 from myelin_provider_vastai.asks import Ask, as_offer, ask_of, in_turn, machine_of, ranked, search_query
-from myelin_provider_vastai.instances import Instance, Stand, judge
+from myelin_provider_vastai.instances import Instance, Stand, judge, mapped_address
 from myelin_provider_vastai.inventory import Inventory
 from myelin_provider_vastai.labels import port_for, write_label
 from myelin_provider_vastai.node import RentedNode, Workshop
@@ -50,6 +53,10 @@ SETTLE_S = 2.0
 """Between those, times the spacing of calls."""
 DESTROY_AGAIN_S = 5.0
 
+ANSWER_S = 2.0
+"""How long the port of a worker that another object has started may take to answer."""
+KEPT_S = 0.2
+"""How long a connection must last for somebody to be there: a worker waits for the other side to speak first."""
 LISTING_LAG_S = 5.0
 """How long a listing may lack a machine that was rented, times the spacing of calls."""
 
@@ -135,21 +142,25 @@ class VastaiProvider:
             start.waiting -= 1
 
     async def leases(self) -> Sequence[Lease]:
-        """See :meth:`myelin.plugin.Provider.leases`. The service is asked at most every ``vastai.poll_s`` seconds."""
+        """See :meth:`myelin.plugin.Provider.leases`. The service is asked at most every ``vastai.poll_s`` seconds.
+
+        A machine that another object has started counts as running where its worker's port answers.
+        """
         sure = self._nodes and not self._abandoned  # otherwise there may be a machine that nobody here knows of
         instances = await self._inventory.listing(max_age_s=self._section.poll_s if sure else 0.0)
         known = {node.instance: node for node in self._nodes.values()}
         for node in list(self._nodes.values()):
             node.look(instances.get(node.instance))
         leases = [node.lease for node in known.values()]
+        unknown: list[Instance] = []
         for instance in instances.values():
             if instance.label is None or instance.label.key.run != self._run or instance.id in known:
                 continue
             if instance.label.key in self._abandoned or instance.label.key in self._nodes:
                 self._begin_release(instance.id)  # the late fruit of a doubtful create
             if instance.label.key not in self._starting:
-                leases.append(_unknown_lease(instance))
-        return tuple(leases)
+                unknown.append(instance)
+        return (*leases, *await asyncio.gather(*map(self._found_lease, unknown)))
 
     async def all_leases(self) -> Sequence[Lease]:
         """The machines of every run of the account that carry our label, as far as a listing shows them.
@@ -183,11 +194,21 @@ class VastaiProvider:
                 yield line
 
     async def close(self) -> None:
-        """Free connections and tasks. Machines stay rented; a worker ends with its SSH connection."""
+        """Free connections and tasks. Machines stay rented, and workers go on for as long as their patience lasts."""
         await asyncio.gather(*self._releasing.values(), *self._mesh, return_exceptions=True)
         await asyncio.gather(*(node.stop() for node in self._nodes.values()), return_exceptions=True)
         await self._inventory.close()
         await self._api.close()
+
+    async def _found_lease(self, instance: Instance) -> Lease:
+        """The lease of a machine of this run that this object has not started."""
+        lease = _unknown_lease(instance)
+        assert instance.label is not None
+        port = self._section.node_port or port_for(write_label(instance.label.key, instance.label.offer))
+        address = mapped_address(instance, port)
+        if lease.state is LeaseState.EXITED or address is None or not await _answers(address):
+            return lease
+        return replace(lease, state=LeaseState.RUNNING, endpoint=Endpoint((f"{address[0]}:{address[1]}",)))
 
     async def _search(self) -> list[Ask]:
         async with self._searching:
@@ -233,6 +254,7 @@ class VastaiProvider:
                     shop,
                     on_failed=self._note_failure,
                     on_forward=self._note_forward,
+                    on_back=self._note_back,
                 )
                 self._nodes[key] = node
                 return node
@@ -325,6 +347,7 @@ class VastaiProvider:
             return
         self._abandoned.add(key)
         await asyncio.shield(self._begin_release(node.instance))
+        self._abandoned.discard(key)  # one machine was made, and a listing shows it gone: nothing is in doubt
 
     def _begin_release(self, number: int) -> asyncio.Task[None]:
         """Release a machine, once, however often it is asked for."""
@@ -389,6 +412,12 @@ class VastaiProvider:
                 if other in self._forwards:
                     self._carry(node, self._forwards[other])
 
+    def _note_back(self, node: RentedNode) -> None:
+        """A node is logged in to again: what was carried to it ended with its old connection."""
+        for other, port in self._forwards.items():
+            if other is not node:
+                self._carry(node, port)
+
     def _carry(self, node: RentedNode, port: int) -> None:
         async def carry() -> None:
             if node.connection is None:
@@ -428,6 +457,24 @@ def account_key(section: VastaiSection, environment: Mapping[str, str]) -> str:
     raise ProviderError(
         "the provider 'vastai' has no key of an account", "set VAST_API_KEY to the key of yours", reason="no-key"
     )
+
+
+async def _answers(address: tuple[str, int]) -> bool:
+    """Whether somebody takes a TCP connection there, and keeps it: what maps a port may take it with nobody behind."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            reader, writer = await asyncio.open_connection(*address)
+    except (OSError, TimeoutError):
+        return False
+    try:
+        async with asyncio.timeout(KEPT_S):
+            return bool(await reader.read(1))
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+    finally:
+        writer.close()
 
 
 def _unknown_lease(instance: Instance) -> Lease:

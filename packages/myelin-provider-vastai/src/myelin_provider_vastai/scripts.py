@@ -8,6 +8,8 @@ MAX_ONSTART_CHARACTERS = 4048
 """Vast.ai's own limit."""
 HEARTBEAT = ".myelin-alive"
 """A file in the login's home that is touched for as long as a worker runs."""
+NODE_FOLDER = ".myelin-node"
+"""A folder in the login's home: the worker's output, its exit status, and the process that keeps it."""
 _BEAT_S = 5.0
 
 
@@ -64,16 +66,57 @@ def beat_s(dead_man_s: float) -> float:
     return min(_BEAT_S, dead_man_s / 4) if dead_man_s > 0 else _BEAT_S
 
 
-def boot_command(python: str, setup: str, dead_man_s: float) -> str:
-    """What SSH runs: the setup, then the worker, whose standard input is the SSH channel's.
+def boot_command(python: str, setup: str, dead_man_s: float, seen: tuple[int, int] = (0, 0)) -> str:
+    """What SSH runs: it starts the node's worker, or finds the one that an earlier session has started, and follows it.
 
-    While the worker runs, the heartbeat of the dead-man's switch is kept fresh, also by the setup, which may take long.
-    What the setup writes goes to standard error: standard output is for the announcement.
+    The first line of standard input is the boot line; an empty one starts nothing. The worker is not a child of the
+    session: it outlives a lost connection and the orchestrator, for as long as its own patience lasts. Its *keeper*
+    holds its standard input open, keeps the heartbeat of the dead-man's switch fresh, and notes its exit status. The
+    boot line goes from pipe to pipe and is in no argument and no file.
+
+    What the setup and the worker write to standard error is in a file of the node, the announcement in another; both
+    are followed until the worker ends, whose exit status is the session's: 97 where the setup failed, 98 where there
+    is no worker and none was to be started.
+
+    Args:
+        seen: How many lines of standard output and standard error an earlier session has had.
     """
-    beat = f"touch ~/{HEARTBEAT}; sleep {beat_s(dead_man_s):g}"
-    script = (
-        f"( while kill -0 $$; do {beat}; done ) </dev/null >/dev/null 2>&1 & "
-        f"( {setup} ) </dev/null 1>&2 || {{ echo 'the setup of the node failed' >&2; exit 97; }}; "
-        f"exec {shlex.quote(python)} -m myelin worker --boot-stdin"
+    fresh = f"touch ~/{HEARTBEAT}; sleep {beat_s(dead_man_s):g}"
+    keeper = (
+        'trap \'\' HUP; IFS= read -r boot || exit; cd; exec 9<>"$1/in"; echo $$ >"$1/keeper"; '
+        f"( while kill -0 $$; do {fresh}; done ) 9>&- & "
+        f'{shlex.quote(python)} -m myelin worker --boot-stdin <"$1/in" >>"$1/out" 2>>"$1/err" 9>&- & '
+        'printf "%s\\n" "$boot" >&9; boot=; wait $!; echo $? >"$1/status"; rm -f "$1/keeper"'
     )
-    return f"exec sh -c {shlex.quote(script)}"
+    lines = (
+        f'd=~/{NODE_FOLDER}; umask 077; mkdir -p "$d"; IFS= read -r boot',
+        'alive() { k=$(cat "$d/keeper" 2>/dev/null) && kill -0 "$k" 2>/dev/null; }',
+        'mine() { [ "$(readlink "$d/starting")" = $$ ]; }',
+        "follow() {",
+        f'  tail -n +{seen[0] + 1} -f "$d/out" 2>/dev/null & t=$!',
+        f'  tail -n +{seen[1] + 1} -f "$d/err" >&2 2>/dev/null & t="$t $!"',
+        "}",
+        'leave() { sleep 0.2; kill $t 2>/dev/null; exit "$1"; }',
+        # One session starts the worker; the link says which one, and is void where that one has ended.
+        'until alive || ln -s $$ "$d/starting" 2>/dev/null; do',
+        '  kill -0 "$(readlink "$d/starting")" 2>/dev/null || rm -f "$d/starting"',
+        "  sleep 0.1",
+        "done",
+        "if alive; then",
+        '  mine && rm -f "$d/starting"; follow',
+        'elif [ -z "$boot" ]; then',
+        '  rm -f "$d/starting"; follow; leave "$(cat "$d/status" 2>/dev/null || echo 98)"',
+        "else",
+        '  rm -f "$d/in" "$d/out" "$d/err" "$d/status" "$d/keeper"; : >"$d/out"; : >"$d/err"; mkfifo "$d/in"; follow',
+        f"  ( while kill -0 $$ && mine; do {fresh}; done ) </dev/null >/dev/null 2>&1 &",
+        f'  ( {setup}\n  ) </dev/null >>"$d/err" 2>&1 || {{',
+        '    echo "the setup of the node failed" >>"$d/err"; echo 97 >"$d/status"; rm -f "$d/starting"; leave 97; }',
+        f'  printf "%s\\n" "$boot" | setsid sh -c {shlex.quote(keeper)} keeper "$d" >/dev/null 2>&1 &',
+        '  until [ -s "$d/keeper" ] || [ -s "$d/status" ]; do sleep 0.02; done',
+        '  rm -f "$d/starting"',
+        "fi",
+        "boot=",
+        "while alive; do sleep 0.2; done",
+        'leave "$(cat "$d/status" 2>/dev/null || echo 1)"',
+    )
+    return f"exec sh -c {shlex.quote(chr(10).join(lines))}"

@@ -117,6 +117,15 @@ class FakeMachine:
             self._kill_sessions()
             self._sshd = None
 
+    def cut_connections(self) -> None:
+        """Break every SSH connection; what logins have started may go on, and one can log in again."""
+        if self._sshd is not None:
+            with suppress(psutil.Error):
+                for process in psutil.Process(self._sshd.pid).children(recursive=True):
+                    with suppress(psutil.Error):
+                        if process.name().startswith("sshd"):
+                            process.kill()
+
     def new_host_key(self) -> None:
         """Make another host key; takes effect when ``sshd`` starts."""
         path = self.folder / "host_key"
@@ -133,15 +142,11 @@ class FakeMachine:
 
     def processes(self) -> list[psutil.Process]:
         """What runs in it, without ``sshd`` itself and what that starts for a connection."""
-        found = self._sessions()
-        for process in self._started:
-            with suppress(psutil.Error):
-                found += psutil.Process(process.pid).children(recursive=True)
         kept = []
-        for process_ in found:
+        for process in self._sessions():
             with suppress(psutil.Error):
-                if not process_.name().startswith("sshd") and _runs(process_):
-                    kept.append(process_)
+                if not process.name().startswith("sshd") and _runs(process):
+                    kept.append(process)
         return kept
 
     def stop(self) -> None:
@@ -160,14 +165,13 @@ class FakeMachine:
             kill_tree(process)
 
     def _sessions(self) -> list[psutil.Process]:
-        """What logins have started; it may have outlived its connection, and so its place below ``sshd``."""
+        """What logins have started: also what has left its session, as a container's end would find it."""
         found = []
-        with suppress(OSError):
-            for line in (self.folder / "sessions").read_text(encoding="ascii").split():
-                with suppress(psutil.Error):
-                    process = psutil.Process(int(line))
-                    if process.create_time() >= self._born:  # else the number has gone to someone else
-                        found.append(process)
+        home = str(self.folder)
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if process.create_time() >= self._born and process.environ().get("HOME") == home:
+                    found.append(process)
         return found
 
     def _forward_to(self, port: int, host: str) -> None:
@@ -202,7 +206,7 @@ class FakeMachine:
         session = self.folder / "session.sh"
         variables = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in self._login.items())
         session.write_text(
-            f"{variables}echo $$ >>'{self.folder}/sessions'\nexport HOME='{self.folder}'\ncd \"$HOME\" || exit 1\n"
+            f"{variables}export HOME='{self.folder}'\ncd \"$HOME\" || exit 1\n"
             # The service's images start tmux for a login, which is no use to a program.
             "if [ ! -e .no_auto_tmux ]; then echo 'open terminal failed: not a terminal' >&2; exit 1; fi\n"
             'exec sh -c "$SSH_ORIGINAL_COMMAND"\n',

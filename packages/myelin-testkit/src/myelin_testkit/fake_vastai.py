@@ -92,6 +92,8 @@ class Rented:
     created: float
     key: str
     ready: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+    """Nothing runs in it any more; it is listed until then."""
     state: str = ""
     message: str = ""
     destroyed_by: str = ""
@@ -348,7 +350,9 @@ class FakeVastai:
             if 0 < rented.trouble.vanishes_after_s < now - rented.created and rented.ready.is_set():
                 rented.destroyed_by = "itself"
                 rented.machine.stop()
-        return [rented for rented in self.live() if now - rented.created >= rented.trouble.listed_after_s]
+                rented.ended.set()
+        there = [rented for rented in self.rented if not rented.ended.is_set()]
+        return [rented for rented in there if now - rented.created >= rented.trouble.listed_after_s]
 
     def _document(self, rented: Rented) -> dict[str, Any]:
         age = time.monotonic() - rented.created
@@ -414,6 +418,7 @@ class FakeVastai:
 def _end(rented: Rented) -> None:
     rented.ready.wait(10)
     rented.machine.stop()
+    rented.ended.set()
 
 
 def _kind(method: str, path: str) -> str:
