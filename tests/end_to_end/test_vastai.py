@@ -159,14 +159,15 @@ def test_a_machine_that_fails_at_once_is_replaced(myelin, fake, environment, tmp
 
 
 @pytest.mark.slow
-def test_a_machine_that_never_runs_ends_the_run_and_is_destroyed(myelin, fake, environment, tmp_path):
-    never = Trouble(state="created", message="OCI runtime create failed: no such device")
-    fake.next_machines(never, never, never)
-    done = myelin.run(*words(tmp_path, "-N", "1", QUESTION), **environment)
-    assert done.code == 1
-    assert len({rented.machine_id for rented in fake.rented}) == len(fake.rented) == 3
+@pytest.mark.parametrize("dead", [1, 3])
+def test_a_machine_that_never_runs_is_replaced_until_there_were_too_many(myelin, fake, environment, tmp_path, dead):
+    fake.next_machines(*[Trouble(state="created", message="OCI runtime create failed: no such device")] * dead)
+    done = myelin.run(*words(tmp_path, "-N", "1", "--max-tokens", "2", QUESTION), **environment)
+    assert done.code == (0 if dead < 3 else 1), done.err
     assert "OCI runtime create failed" in done.err
     assert "Traceback" not in done.err
+    assert len(fake.rented) == min(dead + 1, 3)
+    assert fake.most_at_once <= 2
     assert fake.live() == []
 
 

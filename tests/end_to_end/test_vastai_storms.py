@@ -148,8 +148,6 @@ def weathered(myelin, tmp_path: Path, step: str, seed: int) -> None:
         done = myelin.run("gc", "--json", **storm.environment)
         assert done.code == 0, done.err
         assert fake.live() == []
-        runs = myelin.run("status", "--all", "--json", **storm.environment).json()
-        assert [run["state"] for run in runs] in ([], ["ended"])
         storm.check()
 
 
