@@ -10,6 +10,7 @@ import tomllib
 from importlib.metadata import requires
 from pathlib import Path
 
+import psutil
 import pytest
 
 from myelin.plugin import ProviderError
@@ -86,6 +87,21 @@ async def test_a_bridge_that_does_not_end_with_its_input_is_killed(monkeypatch: 
     began = time.monotonic()
     await made.close()
     assert time.monotonic() - began < 5
+
+
+async def test_a_bridge_is_killed_where_nobody_has_the_time_to_wait_for_it() -> None:
+    made = driver(SCRIPT + "\nwhile True: time.sleep(9)\n")
+    pid = (await made.call("echo"))["pid"]
+    closing = asyncio.create_task(made.close())
+    await asyncio.sleep(0.1)
+    closing.cancel()
+    await asyncio.gather(closing, return_exceptions=True)
+    for _ in range(100):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            break
+        await asyncio.sleep(0.05)
+    else:
+        raise AssertionError("it is still there")
 
 
 def test_core_neither_imports_nor_requires_ray() -> None:

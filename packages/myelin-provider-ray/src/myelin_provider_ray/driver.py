@@ -134,14 +134,16 @@ class _Link:
         patience_s = CLOSE_S if patience_s is None else patience_s
         assert self._process.stdin is not None
         self._process.stdin.close()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
-                await self._process.wait()
-        if self._process.returncode is None:
-            self._process.kill()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience_s):
+                    await self._process.wait()
+        finally:  # also where we are cancelled: then we don't wait, but nothing is left either
+            if self._process.returncode is None:
+                self._process.kill()
+            for task in self._tasks:
+                task.cancel()
         await self._process.wait()
-        for task in self._tasks:
-            task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _read(self) -> None:

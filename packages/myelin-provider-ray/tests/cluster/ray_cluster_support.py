@@ -90,12 +90,15 @@ class ThreeNodes:
         return found
 
     async def rested(self) -> None:
-        """All that was reserved is shown to be free again, which lags a moment behind."""
+        """All that was reserved on the first nodes is shown to be free again, which lags a moment behind."""
         import ray
+        from ray._private.state import available_resources_per_node
 
+        ours = {node.node_id for node in self.nodes}
         for _ in range(100):
-            free, total = ray.available_resources(), ray.cluster_resources()
-            if all(free.get(name, 0.0) >= total[name] for name in ("CPU", "memory")):
+            free = available_resources_per_node()
+            total = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["NodeID"] in ours}
+            if all(free[id].get(name, 0.0) >= total[id][name] for id in total for name in ("CPU", "memory")):
                 return
             await asyncio.sleep(0.05)
         raise AssertionError("something is still reserved")
