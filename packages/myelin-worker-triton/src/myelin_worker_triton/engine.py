@@ -4,7 +4,7 @@ outline."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from myelin.engine_api import (
     ShardReader,
     StageBatch,
     StageOutput,
-    choose,
     layer_roles,
     layer_tensor,
     output_tensor,
@@ -36,6 +35,7 @@ from myelin_worker_triton.graphs import Graphs
 from myelin_worker_triton.interpreting import speed_up
 from myelin_worker_triton.loading import load_floats, load_matrix, planned_bytes
 from myelin_worker_triton.planes import Matrix
+from myelin_worker_triton.sampling import drawn
 from myelin_worker_triton.slots import Slots
 from myelin_worker_triton.stage import (
     DeviceStage,
@@ -324,26 +324,33 @@ class TritonEngine:
             empty = np.empty((0, stage.shape.vocab_size), np.float32)
             return StageOutput(logits=empty if wants_logits else None)
         logits = stage.logits(torch.tensor(wanted, device=self._device))
-        greedy = any(segment.sampling.temperature <= 0 for segment, _ in asking)
-        tokens, logprobs = op.launch_choose(self._tuning, logits) if greedy else (None, None)
-        drawn = any(segment.sampling.temperature > 0 for segment, _ in asking)
-        host = logits.cpu().numpy() if wants_logits or drawn else None
-        chosen = tokens.cpu().numpy() if tokens is not None else None
-        likely = logprobs.cpu().numpy() if logprobs is not None else None
-        index = {row: number for number, row in enumerate(wanted)}
-        samples = []
-        for segment, last in asking:
-            position = segment.start + segment.count
-            row = index[last]
-            if segment.sampling.temperature <= 0:
-                assert chosen is not None
-                assert likely is not None
-                token, logprob = int(chosen[row]), float(likely[row])
-            else:
-                assert host is not None
-                token, logprob = choose(host[row], segment.sampling, position)
-            samples.append(Sample(segment.sequence, position, token, logprob))
-        return StageOutput(samples=tuple(samples), logits=host if wants_logits else None)
+        samples = self._samples(logits, asking, {row: number for number, row in enumerate(wanted)})
+        host = logits.cpu().numpy() if wants_logits else None
+        return StageOutput(samples=samples, logits=host)
+
+    def _samples(
+        self, logits: torch.Tensor, asking: Sequence[tuple[Segment, int]], index: Mapping[int, int]
+    ) -> tuple[Sample, ...]:
+        """A token for each segment that asks, chosen on the GPU; ``index`` tells where a row's logits are."""
+        if not asking:
+            return ()
+        chosen = logits[[index[last] for _, last in asking]] if len(asking) < len(logits) else logits
+        best, logprobs = op.launch_choose(self._tuning, chosen)
+        tokens = best.long()
+        hot = [number for number, (segment, _) in enumerate(asking) if segment.sampling.temperature > 0]
+        if hot:
+            which = torch.tensor(hot, device=logits.device)
+            segments = [asking[number][0] for number in hot]
+            places = [segment.start + segment.count for segment in segments]
+            taken = drawn(chosen[which], [segment.sampling for segment in segments], places)
+            lost = chosen[which, taken] - chosen[which, tokens[which]]
+            logprobs[which] += lost
+            tokens[which] = taken
+        found = zip(asking, tokens.cpu().tolist(), logprobs.cpu().tolist(), strict=True)
+        return tuple(
+            Sample(segment.sequence, segment.start + segment.count, int(token), float(logprob))
+            for (segment, _), token, logprob in found
+        )
 
 
 def _device() -> torch.device:
