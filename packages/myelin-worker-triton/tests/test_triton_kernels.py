@@ -112,10 +112,11 @@ def _books(
     T1: tl.constexpr,
     T2: tl.constexpr,
     T3: tl.constexpr,
+    LOW_IS_NEGATIVE: tl.constexpr,
     N: tl.constexpr,
 ) -> None:
     at = tl.arange(0, N)
-    lower, upper = look_up8(tl.load(codes + at), T0, T1, T2, T3, False)
+    lower, upper = look_up8(tl.load(codes + at), T0, T1, T2, T3, LOW_IS_NEGATIVE, False)
     tl.store(low + at, lower)
     tl.store(up + at, upper)
 
@@ -126,11 +127,35 @@ def test_looking_up_nibbles(book: Book, generator: np.random.Generator) -> None:
     packed = (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)
     words = torch.from_numpy(packed).view(torch.int32)[:, 0].contiguous()
     low, up = torch.zeros(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
-    t = op.book_words(book)
-    _books[(1,)](words, low, up, T0=t[0], T1=t[1], T2=t[2], T3=t[3], N=32)
-    expected = np.array(BOOKS[book])[codes]
-    np.testing.assert_array_equal(low.view(torch.int8).reshape(32, 4), expected[:, :4])
-    np.testing.assert_array_equal(up.view(torch.int8).reshape(32, 4), expected[:, 4:])
+    t = [int(word) for word in np.abs(np.array(BOOKS[book])).astype(np.uint8).view(np.int32)]
+    negative = BOOKS[book][0] < 0
+    _books[(1,)](words, low, up, T0=t[0], T1=t[1], T2=t[2], T3=t[3], LOW_IS_NEGATIVE=negative, N=32)
+    expected = np.array(BOOKS[book])[codes] + 128
+    np.testing.assert_array_equal(low.view(torch.uint8).reshape(32, 4), expected[:, :4])
+    np.testing.assert_array_equal(up.view(torch.uint8).reshape(32, 4), expected[:, 4:])
+
+
+def picked(first: int, second: int, selector: int) -> int:
+    """PTX's ``prmt.b32`` in its default mode (PTX ISA, "Data Movement and Conversion Instructions: prmt")."""
+    pool = first.to_bytes(4, "little") + second.to_bytes(4, "little")
+    chosen = bytearray()
+    for place in range(4):
+        nibble = selector >> 4 * place & 15
+        byte = pool[nibble & 7]
+        chosen.append((255 if byte & 128 else 0) if nibble & 8 else byte)
+    return int.from_bytes(chosen, "little")
+
+
+@pytest.mark.parametrize("book", [Book.IQ4, Book.E2M1])
+def test_the_instructions_that_look_up_nibbles(book: Book, generator: np.random.Generator) -> None:
+    """What the GPU runs in place of the twin above, instruction by instruction."""
+    low, more_low, up, more_up = (int(word) for word in np.abs(np.array(BOOKS[book])).astype(np.uint8).view(np.uint32))
+    sign = 1 if BOOKS[book][0] < 0 else -1
+    for codes in [*generator.integers(0, 16, (500, 4)), *([c] * 4 for c in range(16))]:
+        selector = sum(int(code) << 4 * place for place, code in enumerate(codes))
+        a, b = picked(low, more_low, selector), picked(up, more_up, selector ^ 0x8888)
+        found = (0x80808080 + sign * (b - a)) % 2**32
+        assert list(found.to_bytes(4, "little")) == [BOOKS[book][code] + 128 for code in codes]
 
 
 # Quantised activations.

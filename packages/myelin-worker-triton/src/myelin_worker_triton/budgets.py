@@ -48,9 +48,9 @@ _PER_WEIGHT = {
     "Q8_0": 1.4,
     "Q2_K": 1.8,
     "Q3_K": 2.3,
-    "IQ4_NL": 2.8,
-    "IQ4_XS": 2.8,
-    "MXFP4": 2.8,
+    "IQ4_NL": 2.0,
+    "IQ4_XS": 2.0,
+    "MXFP4": 2.0,
 }
 
 BUDGETS: dict[tuple[str, str], Budget] = {

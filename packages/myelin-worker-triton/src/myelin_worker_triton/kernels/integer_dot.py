@@ -1,4 +1,4 @@
-"""Four signed or unsigned bytes times four signed bytes, and a table of 16 bytes: the two steps that need an
+"""Four signed or unsigned bytes times four signed bytes, and a codebook of 16 values: the two steps that need an
 instruction.
 
 Each has a twin in plain Triton, exact to the bit, which is what an interpreter or a GPU of another kind runs
@@ -56,33 +56,71 @@ def dot4_signed(codes, activations, total, USE_ASM: tl.constexpr):
 
 
 @triton.jit
-def look_up8(codes, T0: tl.constexpr, T1: tl.constexpr, T2: tl.constexpr, T3: tl.constexpr, USE_ASM: tl.constexpr):
-    """The table's bytes for the nibbles of each int32 word: those of bits 0–15 in one word, of bits 16–31 in another.
+def held(VALUE: tl.constexpr, USE_ASM: tl.constexpr):
+    """A constant, int32, in a register of its own: one that is known for a constant is loaded anew at each use.
 
-    Args:
-        T0, T1, T2, T3: The table's 16 bytes, as int32 words.
+    No lane is below itself, so bit 31 of the mask of the lanes below is never set; which compilers don't know.
     """
     if USE_ASM:
-        # prmt picks each byte by three bits of a nibble; the fourth then chooses between the table's halves.
-        lower, upper = tl.inline_asm_elementwise(
-            "{ .reg .b32 s, h, a, b; and.b32 s, $2, 0x77777777; shr.u32 h, $2, 1;"
-            " lop3.b32 h, h, 0x44444444, 0x32103210, 0xEA;"
-            " prmt.b32 a, $3, $4, s; prmt.b32 b, $5, $6, s; prmt.b32 $0, a, b, h;"
-            " shr.u32 s, s, 16; shr.u32 h, h, 16;"
-            " prmt.b32 a, $3, $4, s; prmt.b32 b, $5, $6, s; prmt.b32 $1, a, b, h; }",
-            "=&r,=&r,r,r,r,r,r",
-            [codes, T0, T1, T2, T3],
-            dtype=(tl.int32, tl.int32),
+        value = tl.inline_asm_elementwise(
+            "{ .reg .b32 t; mov.u32 t, %lanemask_lt; and.b32 t, t, 0x80000000; or.b32 $0, t, $1; }",
+            "=r,r",
+            [VALUE],
+            dtype=tl.int32,
             is_pure=True,
             pack=1,
         )
+    else:
+        value = VALUE
+    return value
+
+
+@triton.jit
+def look_up8(codes, low, LOW: tl.constexpr, up, UP: tl.constexpr, LOW_IS_NEGATIVE: tl.constexpr, USE_ASM: tl.constexpr):
+    """128 more than a codebook's values for the nibbles of each int32 word, as unsigned bytes: for the nibbles of bits
+    0-15 in one word, of bits 16-31 in another.
+
+    Args:
+        low, LOW: Magnitudes (0-127) of the values of codes 0-3 and of 4-7, int32 words of four bytes.
+        up, UP: The same of codes 8-11 and 12-15.
+        LOW_IS_NEGATIVE: The values of codes 0-7 are the negative ones; otherwise those of 8-15 are.
+    """
+    if USE_ASM:
+        # prmt picks a byte by three bits of a nibble; the fourth bit, where it is set, makes it that byte's sign
+        # instead, eight times: 0 here. So of the two halves' magnitudes one is 0, and 128 more than their difference
+        # never borrows from the next byte.
+        if LOW_IS_NEGATIVE:
+            lower, upper = tl.inline_asm_elementwise(
+                "{ .reg .b32 s, n, a, b; xor.b32 n, $2, 0x88888888; shr.u32 s, $2, 16;"
+                " prmt.b32 a, $3, $4, $2; prmt.b32 b, $5, $6, n; sub.s32 b, b, a; add.s32 $0, b, 0x80808080;"
+                " shr.u32 n, n, 16;"
+                " prmt.b32 a, $3, $4, s; prmt.b32 b, $5, $6, n; sub.s32 b, b, a; add.s32 $1, b, 0x80808080; }",
+                "=&r,=&r,r,r,r,r,r",
+                [codes, low, LOW, up, UP],
+                dtype=(tl.int32, tl.int32),
+                is_pure=True,
+                pack=1,
+            )
+        else:
+            lower, upper = tl.inline_asm_elementwise(
+                "{ .reg .b32 s, n, a, b; xor.b32 n, $2, 0x88888888; shr.u32 s, $2, 16;"
+                " prmt.b32 a, $3, $4, $2; prmt.b32 b, $5, $6, n; sub.s32 a, a, b; add.s32 $0, a, 0x80808080;"
+                " shr.u32 n, n, 16;"
+                " prmt.b32 a, $3, $4, s; prmt.b32 b, $5, $6, n; sub.s32 a, a, b; add.s32 $1, a, 0x80808080; }",
+                "=&r,=&r,r,r,r,r,r",
+                [codes, low, LOW, up, UP],
+                dtype=(tl.int32, tl.int32),
+                is_pure=True,
+                pack=1,
+            )
     else:
         lower = codes * 0
         upper = codes * 0
         for i in tl.static_range(8):
             code = (codes >> (4 * i)) & 0xF
-            word = tl.where(code < 8, tl.where(code < 4, T0, T1), tl.where(code < 12, T2, T3))
-            byte = ((word >> ((code & 3) * 8)) & 0xFF) << (8 * (i % 4))
+            word = tl.where(code < 8, tl.where(code < 4, low, LOW), tl.where(code < 12, up, UP))
+            size = (word >> ((code & 3) * 8)) & 0xFF
+            byte = tl.where((code < 8) == LOW_IS_NEGATIVE, 128 - size, 128 + size) << (8 * (i % 4))
             if i < 4:
                 lower = lower | byte
             else:

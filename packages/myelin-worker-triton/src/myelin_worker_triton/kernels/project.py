@@ -82,6 +82,7 @@ def _tile(
         COLUMNS,
         ROWS,
         GROUPS,
+        2 if ((FORMAT >> 8) & 3) != 0 and COLUMNS == 1 else 1,
         T0,
         T1,
         T2,

@@ -21,7 +21,7 @@ threads at the very end. So what a column gives depends on nothing but its own a
 import triton
 import triton.language as tl
 
-from myelin_worker_triton.kernels.integer_dot import dot4_signed, dot4_unsigned, look_up8
+from myelin_worker_triton.kernels.integer_dot import dot4_signed, dot4_unsigned, held, look_up8
 
 MAGIC: tl.constexpr = tl.constexpr(0x4B400000)
 MAGIC_FLOAT: tl.constexpr = tl.constexpr(12582912.0)
@@ -99,10 +99,11 @@ def _codes(
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
     MASKED: tl.constexpr,
-    T0: tl.constexpr,
-    T1: tl.constexpr,
-    T2: tl.constexpr,
-    T3: tl.constexpr,
+    book_low,
+    BOOK_LOW: tl.constexpr,
+    book_up,
+    BOOK_UP: tl.constexpr,
+    LOW_IS_NEGATIVE: tl.constexpr,
     USE_ASM: tl.constexpr,
 ):
     """The codes of a tile as eight words of four bytes, in the order of the activations.
@@ -136,10 +137,10 @@ def _codes(
             v0, v1, v2, v3 = w0, w1, w2, w3
             v4, v5, v6, v7 = _split4(_load(low + LOW_STRIDE // 2 + at, zeros, place, count, MASKED), ROWS, GROUPS)
         elif BOOK:
-            v0, v4 = look_up8(w0, T0, T1, T2, T3, USE_ASM)
-            v1, v5 = look_up8(w1, T0, T1, T2, T3, USE_ASM)
-            v2, v6 = look_up8(w2, T0, T1, T2, T3, USE_ASM)
-            v3, v7 = look_up8(w3, T0, T1, T2, T3, USE_ASM)
+            v0, v4 = look_up8(w0, book_low, BOOK_LOW, book_up, BOOK_UP, LOW_IS_NEGATIVE, USE_ASM)
+            v1, v5 = look_up8(w1, book_low, BOOK_LOW, book_up, BOOK_UP, LOW_IS_NEGATIVE, USE_ASM)
+            v2, v6 = look_up8(w2, book_low, BOOK_LOW, book_up, BOOK_UP, LOW_IS_NEGATIVE, USE_ASM)
+            v3, v7 = look_up8(w3, book_low, BOOK_LOW, book_up, BOOK_UP, LOW_IS_NEGATIVE, USE_ASM)
         else:
             v0 = w0 & 0x0F0F0F0F
             v1 = w1 & 0x0F0F0F0F
@@ -249,17 +250,19 @@ def _accumulate(
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
     MASKED: tl.constexpr,
-    T0: tl.constexpr,
-    T1: tl.constexpr,
-    T2: tl.constexpr,
-    T3: tl.constexpr,
+    book_low,
+    BOOK_LOW: tl.constexpr,
+    book_up,
+    BOOK_UP: tl.constexpr,
+    LOW_IS_NEGATIVE: tl.constexpr,
     USE_ASM: tl.constexpr,
 ):
     """Add one tile's products to the sums."""
     SCALES: tl.constexpr = (FORMAT >> 6) & 3
-    OFFSET: tl.constexpr = (FORMAT >> 10) & 63
-    SIGNED: tl.constexpr = ((FORMAT >> 8) & 3) != 0 or (FORMAT & 15) == 8
-    SHIFTED: tl.constexpr = (FORMAT & 15) == 4 and ((FORMAT >> 4) & 3) == 0 and ((FORMAT >> 8) & 3) == 0
+    BOOK: tl.constexpr = (FORMAT >> 8) & 3
+    OFFSET: tl.constexpr = 128 if BOOK else (FORMAT >> 10) & 63
+    SIGNED: tl.constexpr = (FORMAT & 15) == 8
+    SHIFTED: tl.constexpr = (FORMAT & 15) == 4 and ((FORMAT >> 4) & 3) == 0 and BOOK == 0
     groups = tl.arange(0, GROUPS)
     zeros = tl.arange(0, ROWS) * 0
     columns = ()
@@ -282,10 +285,11 @@ def _accumulate(
             ROWS,
             GROUPS,
             MASKED,
-            T0,
-            T1,
-            T2,
-            T3,
+            book_low,
+            BOOK_LOW,
+            book_up,
+            BOOK_UP,
+            LOW_IS_NEGATIVE,
             USE_ASM,
         )
         row_start = row.to(tl.int64)[:, None] * SCALE_STRIDE
@@ -411,6 +415,7 @@ def row_dots(
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
+    UNROLL: tl.constexpr,
     T0: tl.constexpr,
     T1: tl.constexpr,
     T2: tl.constexpr,
@@ -426,6 +431,8 @@ def row_dots(
         xq: ``int32[COLUMNS, X_STRIDE / 4]``, four ``int8`` each; xd: ``float32[COLUMNS, X_STRIDE / 32]``; xi: ``int32``
             of the same shape; xf: ``float32[COLUMNS, X_STRIDE]``, for unquantized weights, which read nothing else.
         row0, last_row: Rows beyond ``last_row`` give what that one gives.
+        UNROLL: Tiles of a quantized matrix in one round of the loop.
+        T0, T1, T2, T3: The codebook's 16 bytes.
 
     Returns:
         A tuple of ``REPEAT * COLUMNS`` vectors ``float32[ROWS]``, column by column for each ``r``.
@@ -476,9 +483,18 @@ def row_dots(
             )
     else:
         N_GROUPS: tl.constexpr = K // 32
+        # A codebook's negative half is its first (its bytes' magnitudes are ~byte + 1), or mirrors the first.
+        LOW_IS_NEGATIVE: tl.constexpr = T0 < 0
+        BOOK_LOW: tl.constexpr = ~T1 + 0x01010101 if LOW_IS_NEGATIVE else T1
+        BOOK_UP: tl.constexpr = T3 if LOW_IS_NEGATIVE else T1
+        book_low = 0
+        book_up = 0
+        if (FORMAT >> 8) & 3:
+            book_low = held(~T0 + 0x01010101 if LOW_IS_NEGATIVE else T0, USE_ASM)
+            book_up = held(T2 if LOW_IS_NEGATIVE else T0, USE_ASM)
         for _ in tl.static_range(REPEAT * COLUMNS):
             sums = sums + (tl.zeros([ROWS, GROUPS], tl.float32),)
-        for group in range(0, N_GROUPS // GROUPS * GROUPS, GROUPS):
+        for group in tl.range(0, N_GROUPS // GROUPS * GROUPS, GROUPS, loop_unroll_factor=UNROLL):
             sums = _accumulate(
                 sums,
                 low,
@@ -502,10 +518,11 @@ def row_dots(
                 ROWS,
                 GROUPS,
                 False,
-                T0,
-                T1,
-                T2,
-                T3,
+                book_low,
+                BOOK_LOW,
+                book_up,
+                BOOK_UP,
+                LOW_IS_NEGATIVE,
                 USE_ASM,
             )
         if N_GROUPS % GROUPS != 0:
@@ -532,10 +549,11 @@ def row_dots(
                 ROWS,
                 GROUPS,
                 True,
-                T0,
-                T1,
-                T2,
-                T3,
+                book_low,
+                BOOK_LOW,
+                book_up,
+                BOOK_UP,
+                LOW_IS_NEGATIVE,
                 USE_ASM,
             )
     result = ()
