@@ -64,6 +64,7 @@ class NodeTelemetry:
         self._machine = MachineSampler()
         self._began_ns = time.time_ns()
         self._last: dict[str, float] = {}
+        self._spans_lost = 0
         self._ended = threading.Event()
         self._sampling = threading.Lock()
         self.tracing: Tracing = configure_tracing("", ())
@@ -116,6 +117,9 @@ class NodeTelemetry:
                 self.recorder.emit(self.tracing.tracer, self._span_fields(), last=last)
                 if last:
                     self.tracing.flush()
+                lost = self.tracing.dropped
+                self._outbox.count_dropped(Signal.TRACES, lost - self._spans_lost)
+                self._spans_lost = lost
             if Signal.METRICS in self._signals:
                 self._sample()
 
