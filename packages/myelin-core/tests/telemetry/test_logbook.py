@@ -13,9 +13,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from myelin.telemetry.logbook import (
     FOLLOWER_ENTRIES,
     Logbook,
+    LogbookHandler,
     LogEntry,
     entry_of_line,
-    logging_into,
     logs_request,
 )
 from myelin.telemetry.redaction import Redactor
@@ -109,9 +109,14 @@ def test_ten_thousand_lines_are_no_burden() -> None:
 def test_our_own_loggers_are_heard_with_their_span() -> None:
     logbook = Logbook()
     tracing = configure_tracing("a", (InMemorySpanExporter(),))
-    with logging_into(logbook, "orchestrator"), span(tracing.tracer, "work") as current:
-        logging.getLogger("myelin.somewhere").warning("it is %s", "so")
-        wanted = f"{current.get_span_context().trace_id:032x}"
+    handler = LogbookHandler(logbook, "orchestrator")
+    logging.getLogger("myelin").addHandler(handler)
+    try:
+        with span(tracing.tracer, "work") as current:
+            logging.getLogger("myelin.somewhere").warning("it is %s", "so")
+            wanted = f"{current.get_span_context().trace_id:032x}"
+    finally:
+        logging.getLogger("myelin").removeHandler(handler)
     logging.getLogger("myelin.somewhere").warning("nobody listens")
     (entry,) = logbook.recent()
     assert (entry.text, entry.level, entry.trace_id) == ("myelin.somewhere: it is so", "warning", wanted)

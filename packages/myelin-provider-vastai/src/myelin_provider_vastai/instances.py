@@ -32,7 +32,6 @@ class Instance:
         id: Vast.ai's number for it.
         label: What our label says, or None where it isn't ours.
         status: ``actual_status``; empty is not known yet.
-        intended: ``intended_status``.
         message: ``status_msg``.
         machine: The machine's number; 0 is unknown.
         price: Dollars an hour.
@@ -44,7 +43,6 @@ class Instance:
     id: int
     label: Label | None = None
     status: str = ""
-    intended: str = ""
     message: str = ""
     machine: int = 0
     price: float = 0.0
@@ -62,7 +60,6 @@ def read_instance(document: Mapping[str, Any]) -> Instance | None:
         id=number,
         label=read_label(document.get("label") if isinstance(document.get("label"), str) else None),
         status=_text(document, "actual_status"),
-        intended=_text(document, "intended_status"),
         message=_text(document, "status_msg"),
         machine=_whole(document.get("machine_id")),
         price=_price(document.get("dph_total")),

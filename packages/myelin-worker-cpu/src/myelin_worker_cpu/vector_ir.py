@@ -16,7 +16,6 @@ from myelin_worker_cpu.isa import Isa, converts_half, fuses_multiply_add, multip
 
 LANES = 16
 
-I1 = ir.IntType(1)
 I8 = ir.IntType(8)
 I16 = ir.IntType(16)
 I32 = ir.IntType(32)

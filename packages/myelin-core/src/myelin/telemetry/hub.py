@@ -165,10 +165,6 @@ class TelemetryHub:
         """Where it all goes."""
         return tuple(lane.sink for lane in self._lanes)
 
-    def wants(self, signal: Signal) -> bool:
-        """Whether anybody takes a signal."""
-        return bool(self._subscribers) or any(signal in lane.sink.signals for lane in self._lanes)
-
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Have everything handed over as it passes, in the hub's thread; the call that is returned ends that."""
         self._subscribers.append(subscriber)

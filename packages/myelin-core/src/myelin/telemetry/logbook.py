@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -26,8 +25,6 @@ from myelin.telemetry import attributes
 from myelin.telemetry.redaction import Redactor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
     from myelin.telemetry.otlp_metrics import Attributes
@@ -222,18 +219,6 @@ class LogbookHandler(logging.Handler):
             self._logbook.add(LogEntry(record.created, self._node, "log", level, text, *span_ids()))
         except Exception:  # a log line must not end what it tells of
             self.handleError(record)
-
-
-@contextmanager
-def logging_into(logbook: Logbook, node: str) -> Iterator[None]:
-    """Have the logbook hold what ``myelin``'s own loggers say, while the block lasts."""
-    handler = LogbookHandler(logbook, node)
-    logger = logging.getLogger("myelin")
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
 
 
 def logs_request(

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from myelin.telemetry.otlp_metrics import HISTOGRAM, SUM, Point
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _UNITS = {"s": "seconds", "ms": "milliseconds", "By": "bytes", "W": "watts", "Hz": "hertz", "Cel": "celsius"}
 _NOT_A_NAME = re.compile(r"[^a-zA-Z0-9_]+")
 
