@@ -15,7 +15,7 @@ from myelin.plugins.registry import Registry
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "configuration.md"
-OURS = ("docker", "vastai", "ray")
+OURS = ("process", "docker", "vastai", "ray")
 
 
 def tables() -> dict[str, str]:

@@ -10,9 +10,15 @@ class ProcessSection(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    grace_s: float = Field(default=5.0, gt=0, le=600)
-    """How long a node gets to end by itself before it is killed, in seconds."""
-    python: str = ""
-    """The interpreter that runs nodes; empty is the one that runs Myelin."""
-    log_lines: int = Field(default=2000, ge=1, le=1_000_000)
-    """Lines of each node's output that are kept; older ones are dropped."""
+    grace_s: float = Field(
+        default=5.0, gt=0, le=600, description="seconds that a node gets to end by itself before it is killed"
+    )
+    python: str = Field(
+        default="", description="the interpreter that runs nodes; the one that runs Myelin where it is empty"
+    )
+    log_lines: int = Field(
+        default=2000,
+        ge=1,
+        le=1_000_000,
+        description="lines of each node's output that are kept; older ones are dropped",
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePath
 
+from platformdirs import user_state_path
 from pydantic import BaseModel, SecretStr
 from pydantic_core import PydanticUndefined
 
@@ -97,6 +98,9 @@ def default_words(name: Name) -> str:
         return "empty"
     default = name.info.get_default(call_default_factory=False)
     if default is PydanticUndefined or (default is None and name.info.default_factory is not None):
+        made = name.info.get_default(call_default_factory=True)
+        if isinstance(made, PurePath) and made.is_relative_to(user_state_path("myelin")):
+            return "the user's state folder"
         return "the user's cache folder"
     if default is None or default == "" or default == ():
         return "empty"
