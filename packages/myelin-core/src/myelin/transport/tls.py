@@ -7,6 +7,6 @@ Myelin over a network or a tunnel that you trust: an SSH forward, WireGuard, a p
 
 What will live here: a small certificate authority for each run, made in the orchestrator's memory; a certificate for
 each node and attempt, named by :class:`~myelin.transport.contract.PeerIdentity`, whose key reaches the node in its boot
-line; and the credentials that the gRPC transport then listens and dials with. The handshake stays, tied to the TLS
+line; and the credentials that the transports then listen and dial with. The handshake stays, tied to the TLS
 session.
 """
