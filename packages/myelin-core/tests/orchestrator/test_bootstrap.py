@@ -24,6 +24,8 @@ from myelin.wire.requests import Finished, NewToken
 
 if TYPE_CHECKING:
     from conftest import Toy
+    from myelin.cluster.provider import BootSpec
+    from myelin_testkit.memory_provider import Announce, Say
 
 
 async def generate(pipeline: Pipeline, prompt: Sequence[int], count: int, **more: object) -> tuple[list[int], Finished]:
@@ -336,3 +338,21 @@ def test_nodes_are_told_what_to_relay_and_how_to_fetch(toy: Toy) -> None:
     assert environment["EXTRA"] == "1"
     assert environment["HF_HUB_CACHE"] == "/hub"
     assert "HF_HUB_CACHE" not in node_environment(request, telemetry, same_host=False)
+
+
+async def test_nodes_get_the_variables_that_are_meant_for_them(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MYELIN_LOG_FORMAT", "plain")
+    monkeypatch.setenv("MYELIN_CPU_ISA", "")
+    monkeypatch.setenv("MYELIN_ANYTHING_ELSE", "1")
+    told: list[dict[str, str]] = []
+    life = toy.provider.life
+
+    async def noted(boot: BootSpec, announce: Announce, say: Say) -> None:
+        told.append({name: value.get_secret_value() for name, value in boot.environment.items()})
+        await life(boot, announce, say)
+
+    toy.provider.life = noted
+    async with running(toy.request, toy.registry, toy.recorder):
+        pass
+    assert [each.get("MYELIN_LOG_FORMAT") for each in told] == ["plain", "plain"]
+    assert not any(each.keys() & {"MYELIN_CPU_ISA", "MYELIN_ANYTHING_ELSE"} for each in told)

@@ -33,7 +33,7 @@ from myelin.orchestrator.machines import Planner, read_offers
 from myelin.orchestrator.mender import Mender
 from myelin.orchestrator.node_life import NodeLife
 from myelin.orchestrator.nodes import Node, NodeAttempt, Step
-from myelin.orchestrator.orders import node_environment, provision_message
+from myelin.orchestrator.orders import handed_on, node_environment, provision_message
 from myelin.orchestrator.pipeline import Pipeline
 from myelin.orchestrator.planning import (
     OpenedModel,
@@ -305,8 +305,8 @@ class _Run:
     async def specify_nodes(self, plan: Planning) -> None:
         """node_spec: what each node must be, and is told; and what that costs, before anything is started."""
         with self.story.phase(Phase.NODE_SPEC, {attributes.STAGES: len(plan.plan.stages)}):
-            telemetry = self.telemetry.node_variables(os.environ)
-            environment = node_environment(self.request, telemetry, same_host=self.same_host)
+            variables = handed_on(os.environ) | self.telemetry.node_variables(os.environ)
+            environment = node_environment(self.request, variables, same_host=self.same_host)
             self.nodes = tuple(
                 Node(
                     NodeSpec(

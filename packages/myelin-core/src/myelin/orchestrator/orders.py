@@ -15,6 +15,8 @@ from myelin.worker.main import DEAD_MAN_VARIABLE
 
 PROVISION_ID = 1
 """Each node gets one stage in its life, so one number will do."""
+HANDED_ON = ("MYELIN_CPU_ISA", "MYELIN_LOG_FORMAT")
+"""Variables of ours that are meant for the nodes, which inherit nothing else that begins like a setting."""
 
 
 def provision_message(plan: Planning, index: int, *, same_host: bool = True) -> pb.Provision:
@@ -51,14 +53,19 @@ def provision_message(plan: Planning, index: int, *, same_host: bool = True) -> 
     )
 
 
-def node_environment(request: RunRequest, telemetry: Mapping[str, str], *, same_host: bool) -> dict[str, SecretStr]:
+def handed_on(ours: Mapping[str, str]) -> dict[str, str]:
+    """Those of ``ours`` that are meant for the nodes."""
+    return {name: ours[name] for name in HANDED_ON if ours.get(name)}
+
+
+def node_environment(request: RunRequest, variables: Mapping[str, str], *, same_host: bool) -> dict[str, SecretStr]:
     """The variables that nodes get: what to tell of themselves, how to fetch the model, what the request adds.
 
     Args:
-        telemetry: What nodes are told of telemetry.
+        variables: What nodes are told of telemetry, and what is handed on to them.
         same_host: The nodes share this machine's files, and with them the cache of the Hub.
     """
-    environment = dict(telemetry)
+    environment = dict(variables)
     options = request.source_options
     if options.hub_cache_dir is not None and same_host:
         environment["HF_HUB_CACHE"] = os.path.abspath(options.hub_cache_dir)
