@@ -18,6 +18,7 @@ from myelin_provider_ray.endings import actor_death, draining, exit_reason, node
 from myelin_provider_ray.environment import node_environment
 from myelin_provider_ray.names import read_name, write_name
 from myelin_provider_ray.plugin import myelin_config_section, myelin_provider
+from myelin_provider_ray.provider import RayProvider
 from myelin_provider_ray.section import RaySection, Strategy
 from myelin_provider_ray.states import Stand, after_death, after_looking, before_looking
 from myelin_provider_ray.view import ClusterNode, ClusterView, Group, autoscales, read_view
@@ -206,6 +207,35 @@ def test_an_autoscaler_that_only_watches_adds_nothing() -> None:
     assert not autoscales({"node_type_mapping": {"08f1": "node_08f1"}})
     assert not autoscales({})
     assert autoscales({"node_type_mapping": {"ffff": "ray.head.default"}})
+
+
+class Full:
+    """A cluster of one node, which one stage of the run ``run`` fills."""
+
+    async def call(self, name: str, /, *, timeout_s: float = 0.0, **arguments: Any) -> Any:
+        assert name == "snapshot"
+        whole = {"CPU": 1.0, "memory": 2.0 * GB}
+        held = listed("myelin.run.stage-0.1") | {"bundles": {"0": whole}}
+        (raw,) = answer()["nodes"]
+        return answer(nodes=[raw | {"Resources": whole}], free={"a": {}}, groups=[held])
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("run", "wanted", "found"),
+    [
+        ("run", need(0), ["a"]),  # the plan of a run that is taken up again
+        ("run", need(stage="stage-0"), ["a"]),  # the stage that is there already
+        ("run", need(stage="stage-1"), []),
+        ("other", need(0), []),
+        ("other", need(stage="stage-0"), []),
+    ],
+)
+async def test_a_run_that_is_taken_up_again_is_offered_what_it_has(run: str, wanted: Need, found: list[str]) -> None:
+    provider = RayProvider(ProviderContext(RunId(run), RaySection(), nodes=2), driver=Full())
+    assert [offer.id for offer in await provider.offers(wanted)] == found
 
 
 # What became of a launch.

@@ -91,11 +91,13 @@ class RayProvider:
     async def offers(self, need: Need) -> Sequence[Offer]:
         """See :meth:`myelin.plugin.Provider.offers`. An offer is a node of the cluster, or one that it may add."""
         view = await self._view()
-        self._seen = view
         self._needs[need.node] = need  # the launch that follows reserves what it says
-        if not need.memory_bytes:  # a run is being planned; one that is taken up again has its places already
-            return placement.offers(placement.as_if_released(view, self._placed(view)), need, self._section)
-        return placement.offers(view, need, self._section, self._placed(view), self._promised(view))
+        planning, placed = not need.memory_bytes, self._placed(view)
+        # Where a run is planned, or one that is taken up again asks once more, what it has already isn't taken from it.
+        own = [group for group in placed if planning or group.key.node == need.node]
+        others = [group for group in placed if group not in own]
+        view = self._seen = placement.as_if_released(view, own)
+        return placement.offers(view, need, self._section, others, {} if planning else self._promised(view))
 
     def lacking(self, need: Need) -> str:
         """What the cluster would need for ``need``, and what it has; after :meth:`offers` gave nothing."""
