@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
 
+import psutil
 import pytest
 from end_to_end_support import SMOLLM2, ask, wait_for_rpc
 from ray_cluster_support import ThreeNodes, short_folder
@@ -128,5 +130,83 @@ def test_when_the_orchestrator_is_killed_nothing_stays_on_the_cluster_for_long(m
         while not clean(cluster) and time.monotonic() < deadline:
             time.sleep(0.2)
         assert clean(cluster)
+    finally:
+        cluster.close()
+
+
+def asked(serving: subprocess.Popen[str]) -> tuple[str, list[str]]:
+    """How an answer of this orchestrator ends, and its words."""
+    answer = ask(wait_for_rpc(serving), QUESTION, 12)
+    return answer["kind"], answer["deltas"]
+
+
+@pytest.mark.slow
+def test_an_orchestrator_that_is_killed_and_restarted_adopts_the_actors(myelin):
+    # Each node is full with its stage: what is adopted must not need its place a second time.
+    cluster = ThreeNodes(memories=(ROOMY, SMALL, ROOMY), cpus=1)
+    try:
+        words = ("serve", *WORDS, *place(cluster), "--rpc-bind", "127.0.0.1:0", "--run-id", "taken-up")
+        first = myelin.start(*words)
+        before = asked(first)
+        actors, groups, workers = cluster.actor_ids(), cluster.groups(), cluster.workers("--boot-stdin")
+        assert before[0] == "Done"
+        assert len(actors) == len(groups) == len(workers) == 3
+        first.kill()
+        first.wait(10)
+        second = myelin.start(*words)
+        assert asked(second) == before
+        assert cluster.actor_ids() == actors, "the same actors, and no other"
+        assert cluster.groups() == groups
+        assert cluster.workers("--boot-stdin") == workers, "the same processes"
+
+        down = myelin.run("down", "taken-up", "--set", f"ray.address={cluster.address}")
+        assert down.code == 0, down.err
+        assert "taken-up: ended by its orchestrator" in down.out
+        assert clean(cluster), "as soon as it has said so"
+        assert not any(map(psutil.pid_exists, workers)), "not even as orphans"
+        assert second.wait(30) == 0
+    finally:
+        cluster.close()
+
+
+@pytest.mark.slow
+def test_one_that_is_killed_while_it_starts_stages_is_restarted_with_what_has_begun(myelin):
+    cluster = ThreeNodes(memories=(ROOMY,) * 3, cpus=1)
+    try:
+        words = ("serve", *WORDS, *place(cluster), "--rpc-bind", "127.0.0.1:0", "--run-id", "early")
+        first = myelin.start(*words)
+        deadline = time.monotonic() + 60
+        while not cluster.groups() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        first.kill()
+        first.wait(10)
+        assert cluster.groups()
+        second = myelin.start(*words)
+        assert asked(second)[0] == "Done"
+        assert len(cluster.actors()) == len(cluster.groups()) == len(cluster.workers("--boot-stdin")) == 3
+        second.send_signal(signal.SIGINT)
+        second.wait(30)
+        assert clean(cluster)
+    finally:
+        cluster.close()
+
+
+@pytest.mark.slow
+def test_down_without_an_orchestrator_leaves_no_actor_and_no_placement_group(myelin):
+    cluster = ThreeNodes(memories=(ROOMY,) * 3, cpus=1)
+    try:
+        where = ("--set", f"ray.address={cluster.address}")
+        serving = myelin.start("serve", *WORDS, *place(cluster), "--rpc-bind", "127.0.0.1:0", "--run-id", "orphan")
+        assert asked(serving)[0] == "Done"
+        serving.kill()
+        serving.wait(10)
+        workers = cluster.workers("--boot-stdin")
+        left = len(cluster.actors()), len(cluster.groups()), len(workers)
+        assert left == (3, 3, 3), "stages outlive their orchestrator for a while"
+        down = myelin.run("down", "orphan", *where)
+        assert down.code == 0, down.err
+        assert "(3 nodes)" in down.out
+        assert clean(cluster), "as soon as it has said so"
+        assert not any(map(psutil.pid_exists, workers)), "not even as orphans"
     finally:
         cluster.close()

@@ -72,6 +72,14 @@ class ThreeNodes:
 
         return {actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)}
 
+    def actor_ids(self) -> dict[str, str]:
+        """Ray's id of each actor, which no other one ever has, by name."""
+        import ray
+
+        named = ray.util.list_named_actors(all_namespaces=True)
+        found = {each["name"]: ray.get_actor(each["name"], namespace=each["namespace"]) for each in named}
+        return {name: actor._actor_id.hex() for name, actor in found.items()}
+
     def groups(self) -> set[str]:
         """Ids of all placement groups."""
         from ray.util.placement_group import placement_group_table
