@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 from pydantic import SecretStr
 
-from myelin.cluster.executor import Executor, LaunchTimes, exit_error, telling_text
+from myelin.cluster.executor import Executor, LaunchTimes
+from myelin.cluster.exits import exit_error, telling_text
 from myelin.cluster.provider import BootSpec, LaunchKey, Lease, LeaseState, LogLine, Need, Offer
 from myelin.cluster.spec import NodeSpec
 from myelin.errors import ConfigError, ProviderError
@@ -256,7 +257,7 @@ async def test_a_node_that_cannot_be_given_back_does_not_hold_its_replacement(
         await executor.replace(spec(), third, "it is stuck, too")
     assert set(provider.table) == {second.id, third.id}
     provider.release = release  # type: ignore[method-assign]
-    for task in executor._releasing.values():
+    for task in executor._calls._releasing.values():
         task.cancel()
     await executor.release_all()
     assert provider.table == {}

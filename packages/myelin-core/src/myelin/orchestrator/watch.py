@@ -9,7 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from myelin.cluster.executor import Executor, exit_error
+from myelin.cluster.executor import Executor
+from myelin.cluster.exits import exit_error
 from myelin.cluster.intents import IntentState
 from myelin.cluster.node_logs import NodeLogFile
 from myelin.cluster.provider import Lease, LeaseState
