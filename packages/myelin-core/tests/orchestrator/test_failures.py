@@ -389,7 +389,7 @@ async def test_a_tokenizer_that_cannot_be_built_ends_the_run_at_once(toy: Toy, m
     def unknown(*_: object) -> None:
         raise ModelError("a tokenizer of an unknown kind", reason="tokenizer")
 
-    monkeypatch.setattr("myelin.orchestrator.bootstrap.make_tokenizer", unknown)
+    monkeypatch.setattr("myelin.orchestrator.run_planning.make_tokenizer", unknown)
     assert (await brought_up(toy)).reason == "tokenizer"
 
 

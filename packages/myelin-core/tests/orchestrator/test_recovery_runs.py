@@ -15,10 +15,10 @@ from myelin.cluster.provider import BootSpec, Offer
 from myelin.engine.contract import StageBatch, StageOutput
 from myelin.engine.reference import ReferenceEngine
 from myelin.errors import EngineError, MyelinError, RequestError
-from myelin.orchestrator import bootstrap
 from myelin.orchestrator.bootstrap import running
 from myelin.orchestrator.events import NodeState
 from myelin.orchestrator.pipeline import Pipeline
+from myelin.orchestrator.run import Run
 from myelin.telemetry.phases import PHASES
 from myelin.transport.contract import Endpoint
 from myelin.values import FinishReason, SamplingParams
@@ -427,13 +427,13 @@ async def kill_at_random(toy: Toy, generator: random.Random, kills: int) -> None
 async def killed_without_a_word(toy: Toy, monkeypatch: pytest.MonkeyPatch, **changes: object) -> object:
     """An orchestrator that serves, and then is gone: it says no goodbye and releases nothing. What it generated."""
 
-    async def gone(run: bootstrap._Run) -> None:
+    async def gone(run: Run) -> None:
         await run.background.close()
         assert run.transport is not None
         await run.transport.close()
 
     with monkeypatch.context() as patch:
-        patch.setattr(bootstrap._Run, "end_everything", gone)
+        patch.setattr("myelin.orchestrator.shutdown.end_everything", gone)
         async with running(toy.ask(stages=2, **changes), toy.registry, toy.recorder) as pipeline:
             found = await generate(pipeline)
     assert len(toy.provider.running) == 2

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+
+from pydantic import SecretStr
 
 from myelin.cluster.provider import Lease
 from myelin.cluster.spec import NodeSpec
 from myelin.errors import MyelinError, NodeError
 from myelin.orchestrator.control import Loaded, NodeControl
 from myelin.orchestrator.pipeline import StageStatus
+from myelin.orchestrator.planning import Planning
 from myelin.planner.run_plan import StagePlan
 from myelin.transport.contract import Endpoint
 from myelin.wire import control_pb2 as pb
@@ -126,6 +129,31 @@ class Node:
     def stands(self, step: Step) -> bool:
         """Whether it is there, and as far as ``step``."""
         return self.attempt is not None and self.attempt.error is None and self.attempt.step >= step
+
+
+def wanted_nodes(plan: Planning, secret: SecretStr, environment: Mapping[str, SecretStr]) -> tuple[Node, ...]:
+    """A node for each stage of a plan, which nothing embodies yet. Pure.
+
+    Args:
+        secret: The run's.
+        environment: The variables that each of them gets.
+    """
+    return tuple(
+        Node(
+            NodeSpec(
+                run=plan.request.run,
+                node=stage.node,
+                memory_bytes=stage.memory_bytes,
+                engine=plan.engine.name,
+                transport=plan.request.transport,
+                secret=secret,
+                environment=environment,
+                offer=plan.offer_of(stage.node),
+            ),
+            stage,
+        )
+        for stage in plan.plan.stages
+    )
 
 
 def narrowed(endpoint: Endpoint, mask: str) -> Endpoint:
