@@ -101,7 +101,9 @@ def test_two_containers_serve_and_are_removed(myelin, client, environment, tmp_p
 
     texts = {path.name: path.read_text() for path in tmp_path.rglob("*") if path.suffix in (".jsonl", ".log")}
     assert "trace.jsonl" in texts
-    assert sum(name.endswith(".log") for name in texts) == 2
+    # One for each attempt, and on a busy machine a node may need a second one.
+    nodes = {name.split(".")[-3] for name in texts if name.endswith(".log")}
+    assert nodes == {"stage-0", "stage-1"}
     assert "10.99." in texts["trace.jsonl"], "the nodes were reached on the bridge network"
     texts |= {"out": done.out, "err": done.err}
     assert [name for name, text in texts.items() if PLANTED in text] == []
