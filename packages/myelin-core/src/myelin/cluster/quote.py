@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from myelin.cluster.provider import Offer
@@ -34,6 +34,10 @@ class Quote:
         """What the run may cost an hour once this is agreed to: the cap where there is one, otherwise
         :data:`HEADROOM` times the quote."""
         return cap if cap > 0 else self.dollars_per_hour * HEADROOM
+
+
+Agree = Callable[[Quote, float], Awaitable[bool]]
+"""Asks a person whether a run may cost what it would: the quote, and the dollars an hour it may come to at most."""
 
 
 def choose(offers: Sequence[Offer], provider: str, committed: float, left: int, cap: float) -> Offer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from myelin.cluster.executor import Executor, LaunchTimes
 from myelin.cluster.provider import Provider
-from myelin.cluster.quote import Quote, dollars
+from myelin.cluster.quote import dollars
 from myelin.cluster.spec import NodeSpec
 from myelin.errors import MyelinError, ProviderError
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from myelin.orchestrator.request import RunRequest
 
 _log = logging.getLogger("myelin.orchestrator")
-
-Agree = Callable[[Quote, float], Awaitable[bool]]
-"""Asks a person whether a run may cost what it would: the quote, and the dollars an hour it may come to at most."""
 
 SLOWEST_LOOK_S = 2.0
 """Between looks at what a service on another machine is releasing."""

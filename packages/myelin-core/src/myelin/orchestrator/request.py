@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, SecretStr
 
+from myelin.cluster.quote import Agree
 from myelin.engine.contract import EngineOptions
 from myelin.model.source import SourceOptions
-from myelin.orchestrator.accounts import Agree
 from myelin.values import RunId
 
 
