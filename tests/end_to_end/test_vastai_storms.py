@@ -139,7 +139,7 @@ def weathered(myelin, tmp_path: Path, step: str, seed: int) -> None:
         storm.kill_at(step)
         storm.check()
         if storm.chance.random() < 0.5:
-            again = storm.start(max_tokens=4)
+            again = storm.start(max_tokens=200)  # long enough for the workers to be looked at
             _, err = again.communicate(timeout=90)
             assert again.returncode in (0, 1), err
             assert "Traceback" not in err, err
@@ -175,7 +175,7 @@ def test_a_restarted_orchestrator_takes_up_the_machines_of_the_killed_one(myelin
         process.wait()
         left = sorted(each.pid for each in storm.inside() if is_worker(each))
         assert len(left) == NODES, "workers outlive their orchestrator for a while"
-        again = storm.start(max_tokens=4)
+        again = storm.start(max_tokens=200)  # long enough for the workers to be looked at
         assert again.stdout is not None
         again.stdout.read(1)
         assert sorted(each.pid for each in storm.inside() if is_worker(each)) == left

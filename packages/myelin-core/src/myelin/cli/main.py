@@ -33,6 +33,7 @@ from myelin.cli import (
     status,
     worker,
 )
+from myelin.cli.interrupts import remember_interrupts
 from myelin.cli.output import prepare_streams
 from myelin.errors import MyelinError
 
@@ -78,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code. ``arguments`` are those of the process where None."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
+        remember_interrupts()
         prepare_streams()
     debug = "--debug" in words or bool(os.environ.get("MYELIN_DEBUG"))
     try:

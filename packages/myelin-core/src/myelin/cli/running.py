@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from myelin.cli.interrupts import remembered
 from myelin.cli.output import tell
 
 Result = TypeVar("Result")
@@ -51,6 +52,8 @@ def run_to_end(main: Coroutine[Any, Any, Result], *, intercept: Callable[[int], 
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, on_signal, number)
+        if unheard := remembered():  # it came while we could not listen, and went unheard
+            on_signal(unheard)
         try:
             return await main
         finally:
