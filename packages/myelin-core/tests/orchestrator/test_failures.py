@@ -56,7 +56,7 @@ async def test_a_node_that_dies_at_import_is_reported_at_once_with_its_last_word
     toy.provider.life = only("stage-1", dies, toy.provider.life)
     began = time.monotonic()
     error = await brought_up(toy)
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 4.0, "before the deadline of 5 s"
     assert error.reason == "node-exited"
     assert "stage-1 ended while it started (exit code 1: died)" in error.message
     assert "No module named 'numba'" in error.message

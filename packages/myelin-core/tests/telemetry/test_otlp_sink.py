@@ -205,7 +205,7 @@ def test_a_collector_that_is_away_costs_no_more_than_its_time_and_one_complaint(
     sink.hurry()
     began = time.monotonic()
     assert not sink.export(Signal.TRACES, otlp_request(Signal.TRACES, "one"))
-    assert time.monotonic() - began < 0.2
+    assert time.monotonic() - began < 0.5, "less than the timeout"
     found = sink.check(Signal.TRACES, otlp_request(Signal.TRACES, "one"), 0.5)
     assert (found.connected, found.observed) == (False, False)
     sink.close()

@@ -134,7 +134,7 @@ async def test_sequences_are_announced(hub: TelemetryHub) -> None:
 async def test_without_anybody_there_the_end_does_not_wait() -> None:
     began = time.monotonic()
     assert not await NodeRelay(Outbox()).finish(5)
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 2.5, "it would have waited 5 s"
 
 
 async def test_an_orchestrator_that_takes_nothing_is_not_waited_for(hub: TelemetryHub) -> None:
