@@ -43,6 +43,7 @@ class Background:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.sleep(0)  # gathering what has ended may not yield (Python 3.13), and callbacks must run
 
 
 def fresh(error: MyelinError) -> MyelinError:
