@@ -29,7 +29,7 @@ def written_anew(page: str) -> str:
     for place, table in tables().items():
         pattern = re.compile(rf"(<!-- begin: {place} -->\n).*?(<!-- end: {place} -->)", re.DOTALL)
         assert pattern.search(page), place
-        page = pattern.sub(lambda match, table=table: match[1] + table + match[2], page)  # type: ignore[misc]
+        page = pattern.sub(lambda match, table=table: match[1] + table + match[2], page)
     return page
 
 

@@ -47,7 +47,7 @@ def run(setup: str, python: str, tmp_path: object) -> subprocess.CompletedProces
     )
 
 
-def test_the_worker_reads_what_came_in_and_setup_does_not(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_the_worker_reads_what_came_in_and_setup_does_not(tmp_path) -> None:
     python = tmp_path / "py thon"
     python.write_text('#!/bin/sh\nread -r line; echo "got $line for $*"\n')
     python.chmod(0o755)
@@ -57,7 +57,7 @@ def test_the_worker_reads_what_came_in_and_setup_does_not(tmp_path) -> None:  # 
     assert done.stderr == "installing\n"
 
 
-def test_a_setup_that_fails_is_said(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_setup_that_fails_is_said(tmp_path) -> None:
     done = run("false", "python3", tmp_path)
     assert done.returncode == 97
     assert "setup of the node failed" in done.stderr

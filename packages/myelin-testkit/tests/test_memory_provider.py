@@ -106,7 +106,7 @@ async def test_a_lost_answer_leaves_a_node_that_the_listing_shows(cloud: Cloud, 
     assert left.key == KEY
     assert await launch(provider) == left.id
     assert cloud.started == [KEY]
-    assert cloud.history == [("launch", LostAnswer(error=cloud.history[0][1].error))]  # type: ignore[union-attr]
+    assert cloud.history == [("launch", LostAnswer(error=cloud.history[0][1].error))]
 
 
 async def test_who_gives_up_on_a_lost_answer_leaves_the_node_too(cloud: Cloud, provider: MemoryProvider) -> None:

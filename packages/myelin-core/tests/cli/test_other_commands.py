@@ -292,12 +292,12 @@ def test_plan_shows_stages_layers_and_bytes(myelin: Myelin, monkeypatch: pytest.
     code, out, _ = myelin("plan")
     assert code == 0
     assert "25.0 %" in out
-    assert out.rstrip("\n") == plan_text(PLANNED)  # type: ignore[arg-type]
+    assert out.rstrip("\n") == plan_text(PLANNED)
     for part in ("stage-1", "0-1", "2.0 MB", "1.0 kB", "activation", "256 B", "a note", "engine cpu"):
         assert part in out
     code, out, _ = myelin("plan", "--json")
     document = json.loads(out)
-    assert document == plan_document(PLANNED)  # type: ignore[arg-type]
+    assert document == plan_document(PLANNED)
     assert document["stages"][0]["layers"] == [0, 2]
     assert document["stages"][0]["shard"] == {"tensors": 5, "bytes": 200, "fraction": 0.25, "ranges": [[0, 100, 300]]}
     assert document["stages"][0]["memory_bytes"] == 2_001_500

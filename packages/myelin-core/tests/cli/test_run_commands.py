@@ -356,7 +356,7 @@ def test_yes_is_known_beforehand() -> None:
     request = RunRequest(RunId("r"), "m", 1, SourceOptions(Path("/nowhere")))
     asked = asking(request, yes=True, quiet=lambda: quiet.append(True))
     assert asked.agree is not None
-    assert asyncio.run(asked.agree(QUOTE, 0.6))  # type: ignore[arg-type]
+    assert asyncio.run(asked.agree(QUOTE, 0.6))
     assert replace(asked, agree=None) == request
     assert quiet == [True]
 

@@ -248,7 +248,7 @@ async def test_a_node_that_cannot_be_given_back_does_not_hold_its_replacement(
     async def stuck(lease: LeaseId) -> None:
         await asyncio.sleep(30)
 
-    provider.release = stuck  # type: ignore[method-assign]
+    provider.release = stuck
     third = await executor.replace(spec(), second, "it is stuck")
     assert third.key.attempt == 3
     assert set(provider.table) == {second.id, third.id}
@@ -256,7 +256,7 @@ async def test_a_node_that_cannot_be_given_back_does_not_hold_its_replacement(
     with pytest.raises(ProviderError, match=r"two earlier starts are still there|it is stuck"):
         await executor.replace(spec(), third, "it is stuck, too")
     assert set(provider.table) == {second.id, third.id}
-    provider.release = release  # type: ignore[method-assign]
+    provider.release = release
     for task in executor._calls._releasing.values():
         task.cancel()
     await executor.release_all()

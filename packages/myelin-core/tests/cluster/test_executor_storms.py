@@ -184,7 +184,7 @@ class Lives:
             fate.dead = True
             others = [task for task in asyncio.all_tasks() if not task.get_name().startswith("node ")]
             for task in others:
-                if task is not asyncio.current_task() and task.get_coro().__qualname__.startswith("Executor."):  # type: ignore[union-attr]
+                if task is not asyncio.current_task() and task.get_coro().__qualname__.startswith("Executor."):
                     task.cancel()
             await asyncio.sleep(0)
         return fate

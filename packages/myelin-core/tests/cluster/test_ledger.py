@@ -29,7 +29,7 @@ SECRET = "planted-secret"
 
 def record(run: str = "run-1", **more: object) -> RunRecord:
     fields: dict[str, object] = {"provider": "memory", "model": "toy.gguf", "nodes": 2, "secret": SecretStr(SECRET)}
-    return RunRecord(RunId(run), **{**fields, **more})  # type: ignore[arg-type]
+    return RunRecord(RunId(run), **{**fields, **more})
 
 
 def launched(attempt: int = 1) -> Intent:

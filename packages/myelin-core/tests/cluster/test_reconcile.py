@@ -44,7 +44,7 @@ def intent(attempt: int = 1, state: IntentState = IntentState.LAUNCHED, age: flo
         "served": launched,
         **more,
     }
-    return Intent(NODE, Attempt(attempt), state=state, **fields)  # type: ignore[arg-type]
+    return Intent(NODE, Attempt(attempt), state=state, **fields)
 
 
 def decide(

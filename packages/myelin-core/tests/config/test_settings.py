@@ -162,11 +162,11 @@ def test_lists_and_tables_of_the_file_are_taken_as_they_are() -> None:
     found = read('[runtime]\nsplit = [1, 2]\n[prompt]\nstop = ["a,b", "\\n"]\n[cloud.tags]\na = "1"\n')
     assert found.runtime.split == (1, 2)
     assert found.prompt.stop == ("a,b", "\n")
-    assert found.sections["cloud"].tags == {"a": "1"}  # type: ignore[attr-defined]
+    assert found.sections["cloud"].tags == {"a": "1"}
 
 
 def test_a_mapping_is_written_as_json() -> None:
-    assert read(assignments=['cloud.tags={"a": "1"}']).sections["cloud"].tags == {"a": "1"}  # type: ignore[attr-defined]
+    assert read(assignments=['cloud.tags={"a": "1"}']).sections["cloud"].tags == {"a": "1"}
 
 
 def test_a_value_may_contain_an_equals_sign() -> None:

@@ -72,10 +72,10 @@ class ToyRegistry(Registry):
         return self.provider_of_ours
 
     def require(self, wanted: Mapping[str, object]) -> None:  # type: ignore[override]  # the provider has no entry point
-        super().require({group: names for group, names in wanted.items() if group != "myelin.providers"})  # type: ignore[misc]
+        super().require({group: names for group, names in wanted.items() if group != "myelin.providers"})
 
-    def telemetry(self, context: TelemetryContext, *rest: object) -> tuple[InMemorySpanExporter, ...]:  # type: ignore[override]
-        return (self.exporter, *self.extra_exporters)  # type: ignore[return-value]
+    def telemetry(self, context: TelemetryContext, *rest: object) -> tuple[InMemorySpanExporter, ...]:
+        return (self.exporter, *self.extra_exporters)
 
 
 class Recorder:
@@ -119,7 +119,7 @@ class Toy:
 
     def ask(self, **changes: object) -> RunRequest:
         """The request with some changes."""
-        return replace(self.request, **changes)  # type: ignore[arg-type]
+        return replace(self.request, **changes)
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 async def generate(pipeline: Pipeline, prompt: Sequence[int], count: int, **more: object) -> tuple[list[int], Finished]:
     tokens: list[int] = []
-    async for event in pipeline.generate(prompt, max_tokens=count, **more):  # type: ignore[arg-type]
+    async for event in pipeline.generate(prompt, max_tokens=count, **more):
         if isinstance(event, Finished):
             return tokens, event
         assert isinstance(event, NewToken)
@@ -133,7 +133,7 @@ async def test_a_bad_request_is_refused_and_harms_nobody(
 ) -> None:
     async with running(toy.ask(stages=1), toy.registry, toy.recorder) as pipeline:
         with pytest.raises(RequestError, match=words) as raised:
-            pipeline.generate(prompt, **({"max_tokens": 1} | more))  # type: ignore[arg-type]
+            pipeline.generate(prompt, **({"max_tokens": 1} | more))
         assert raised.value.hint
         assert len((await generate(pipeline, PROMPT, 2, ignore_end=True))[0]) == 2
 

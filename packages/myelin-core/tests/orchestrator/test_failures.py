@@ -202,7 +202,7 @@ async def test_a_real_node_that_sees_another_model_says_so(toy: Toy, monkeypatch
     honest = bootstrap.provision_message
 
     def wrong_digest(plan: object, index: int, **more: bool) -> pb.Provision:
-        message = honest(plan, index, **more)  # type: ignore[arg-type]
+        message = honest(plan, index, **more)
         message.header_digest = b"\0" * 32
         return message
 

@@ -199,13 +199,13 @@ async def test_what_costs_money_is_sought_at_the_size_of_an_even_split(toy: Toy)
     assert await read_offers(shop, "cpu", toys.plan, 2) == tuple(better)  # type: ignore[arg-type]  # as far as it goes
     assert [need.memory_bytes for need in shop.asked] == [0, toys.largest]
     few = Shop(cheap, better[0])
-    assert await read_offers(few, "cpu", toys.plan, 2) == (cheap, better[0])  # type: ignore[arg-type]
+    assert await read_offers(few, "cpu", toys.plan, 2) == (cheap, better[0])
 
 
 async def test_what_is_free_is_taken_as_it_is(toy: Toy) -> None:
     toys = Toys(toy, 2)
     shop = Shop(offer("small", 5), offer("big", 1 << 40))
-    assert await read_offers(shop, "cpu", toys.plan, 2) == shop.stock  # type: ignore[arg-type]
+    assert await read_offers(shop, "cpu", toys.plan, 2) == shop.stock
     assert len(shop.asked) == 1
 
 
@@ -289,6 +289,6 @@ async def test_what_is_lacking_is_said(toy: Toy, tmp_path: Path) -> None:
     with pytest.raises(ProviderError, match=r"nothing for stage-0, which needs 5 MiB$"):
         await Executor(Bare(), "bare").launch(spec)  # type: ignore[arg-type]  # it is asked for offers alone
     telling = Bare()
-    telling.lacking = lambda need: f"it takes a moon for {need.node}"  # type: ignore[attr-defined]
+    telling.lacking = lambda need: f"it takes a moon for {need.node}"
     with pytest.raises(ProviderError, match=r"5 MiB: it takes a moon for stage-0$"):
-        await Executor(telling, "bare").launch(replace(spec, offer="moon"))  # type: ignore[arg-type]
+        await Executor(telling, "bare").launch(replace(spec, offer="moon"))

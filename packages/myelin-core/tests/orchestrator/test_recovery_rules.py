@@ -50,7 +50,7 @@ REASONS = ("node-exited", "node-lost", "startup-timeout", "load-stalled", "diffe
 )
 def test_what_is_done_about_an_attempt(reason: str, more: dict[str, object], what: Remedy) -> None:
     known = {"reached": True, "redialled": False, "tries": 1, "limit": 3, "engine_dead": False}
-    assert remedy(reason, **{**known, **more}) is what  # type: ignore[arg-type]
+    assert remedy(reason, **{**known, **more}) is what
 
 
 @given(st.lists(st.sampled_from(REASONS), max_size=40), st.integers(1, 6), st.booleans())
@@ -140,13 +140,13 @@ class ModelHead:
         deliver = receiver if not self.retired else lambda event: None
         if position == self.end_at and not submit.ignore_end:
             del self.admitted[sequence]
-            deliver(Finished(sequence, FinishReason.STOP, generated))  # type: ignore[operator]
+            deliver(Finished(sequence, FinishReason.STOP, generated))
             return
-        deliver(NewToken(sequence, position, drawn(sequence, position), -0.5))  # type: ignore[operator]
+        deliver(NewToken(sequence, position, drawn(sequence, position), -0.5))
         self.fed[sequence] = (position + 1, generated + 1)
         if generated + 1 == submit.max_tokens or position + 1 >= CONTEXT:
             del self.admitted[sequence]
-            deliver(Finished(sequence, FinishReason.LENGTH, generated + 1))  # type: ignore[operator]
+            deliver(Finished(sequence, FinishReason.LENGTH, generated + 1))
 
 
 def drawn(sequence: int, position: int) -> int:
@@ -186,7 +186,7 @@ def test_any_sequence_of_losses_gives_each_client_its_own_tokens_once(
     actions: list[tuple[str, int]], end_at: int, ignores: list[bool]
 ) -> None:
     admissions, head, former = Admissions(CONTEXT), ModelHead(end_at), ModelHead(end_at)
-    admissions.resume(head)  # type: ignore[arg-type]
+    admissions.resume(head)
     mailboxes: list[Mailbox] = []
     forgotten: set[int] = set()
     for action, number in actions:
@@ -203,13 +203,13 @@ def test_any_sequence_of_losses_gives_each_client_its_own_tokens_once(
             admissions.pause()
         elif action == "mend" and admissions.paused:
             head = ModelHead(end_at)
-            admissions.resume(head)  # type: ignore[arg-type]
+            admissions.resume(head)
         elif action == "forget" and number < len(mailboxes):
             admissions.forget(mailboxes[number])
             forgotten.add(number)
     if admissions.paused:
         head = ModelHead(end_at)
-        admissions.resume(head)  # type: ignore[arg-type]
+        admissions.resume(head)
     for mailbox in mailboxes:
         for _ in range(CONTEXT + 1):
             head.step(mailbox.order.sequence)

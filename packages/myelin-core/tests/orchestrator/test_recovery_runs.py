@@ -296,7 +296,7 @@ async def test_mending_is_bounded(toy: Toy) -> None:
     request = toy.ask(stages=2, recover_attempts=2, recover_window_s=60.0)
     async with running(request, toy.registry, toy.recorder) as pipeline, asyncio.timeout(20):
         for attempt in (1, 2, 3):
-            await until(lambda n=attempt: pipeline.stages[1].attempt == n and not pipeline.recovering)  # type: ignore[misc]
+            await until(lambda n=attempt: pipeline.stages[1].attempt == n and not pipeline.recovering)
             toy.provider.kill("stage-1")
         loss = await pipeline.failed()
         assert "tried 2 times within 60 s" in loss.message
@@ -366,11 +366,11 @@ async def test_an_interrupt_in_mid_recovery_leaves_nothing_running(toy: Toy, sta
     told = toy.recorder.node
 
     def node(event: object) -> None:
-        told(event)  # type: ignore[arg-type]
-        if event.state is state and (event.attempt == 2 or state is NodeState.LOST):  # type: ignore[attr-defined]
+        told(event)
+        if event.state is state and (event.attempt == 2 or state is NodeState.LOST):
             asyncio.get_running_loop().call_soon(task.cancel)
 
-    toy.recorder.node = node  # type: ignore[method-assign]
+    toy.recorder.node = node
     async with asyncio.timeout(10):
         with pytest.raises(asyncio.CancelledError):
             await task

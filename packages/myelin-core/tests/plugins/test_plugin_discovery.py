@@ -16,7 +16,7 @@ PROVIDERS = "myelin.providers"
 
 
 def candidate(name: str, distribution: str = "dist", group: str = PROVIDERS, **more: object) -> Candidate:
-    return Candidate(group, name, f"{distribution}.plugin", distribution, "1.0", **more)  # type: ignore[arg-type]
+    return Candidate(group, name, f"{distribution}.plugin", distribution, "1.0", **more)
 
 
 def states(*candidates: Candidate, running: str = "0.1.0", disabled: tuple[str, ...] = ()) -> list[PluginState]:

@@ -40,7 +40,7 @@ CONTEXT = ProviderContext(RunId("run"))
 
 
 def registry(*distributions: MadeUpDistribution, **more: object) -> Registry:
-    return Registry.discover(distributions=distributions, **more)  # type: ignore[arg-type]
+    return Registry.discover(distributions=distributions, **more)
 
 
 def provider(module: str, name: str = "mine", distribution: str = "dist") -> MadeUpDistribution:
@@ -275,25 +275,25 @@ def test_planners_are_asked_until_one_does_not_decline_and_the_built_in_one_come
         planner(module, "declines", "None"),
         planner(module, "mine", PLAN),
     )
-    assert found.plan(None).planner == "mine"  # type: ignore[arg-type]
-    assert found.plan(None, "builtin").planner == "builtin"  # type: ignore[arg-type]
+    assert found.plan(None).planner == "mine"
+    assert found.plan(None, "builtin").planner == "builtin"
 
 
 def test_the_next_planner_is_asked_when_one_declines(module: Write) -> None:
     found = registry(planner(module, "builtin", PLAN, "(trylast=True)"), planner(module, "mine", "None"))
-    assert found.plan(None).planner == "builtin"  # type: ignore[arg-type]
+    assert found.plan(None).planner == "builtin"
     with pytest.raises(PlanError, match="Every planner declined: mine"):
-        found.plan(None, "mine")  # type: ignore[arg-type]
+        found.plan(None, "mine")
 
 
 def test_a_plan_that_is_none_names_the_distribution(module: Write) -> None:
     with pytest.raises(PluginError, match=r"dist-mine 1\.0.*myelin_plan gave a int, not a RunPlan"):
-        registry(planner(module, "mine", "3")).plan(None)  # type: ignore[arg-type]
+        registry(planner(module, "mine", "3")).plan(None)
 
 
 def test_without_any_planner_there_is_an_error() -> None:
     with pytest.raises(PluginError, match="No planner"):
-        registry().plan(None)  # type: ignore[arg-type]
+        registry().plan(None)
 
 
 # Engines, sources, telemetry, sections

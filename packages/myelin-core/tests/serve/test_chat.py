@@ -24,7 +24,7 @@ def plain_template(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prompter(max_context: int = 1000, template: object = "any") -> Prompter:
-    return Prompter(ByteTokenizer(), template, max_context)  # type: ignore[arg-type]
+    return Prompter(ByteTokenizer(), template, max_context)
 
 
 def text(prompt: tuple[int, ...]) -> str:
@@ -71,7 +71,7 @@ async def answers(model: ChatModel, conversation: Conversation, question: str) -
 
 
 async def test_a_conversation_that_does_not_fit_any_more_says_how_to_go_on() -> None:
-    model = PipelineModel(ScriptedPipeline(), prompter(max_context=40), max_tokens=100)  # type: ignore[arg-type]
+    model = PipelineModel(ScriptedPipeline(), prompter(max_context=40), max_tokens=100)
     conversation = Conversation()
     conversation.answered("x" * 10, "y" * 10)
     with pytest.raises(RequestError, match="tokens, and the context 40 with the answer") as caught:
@@ -87,7 +87,7 @@ async def test_a_conversation_that_does_not_fit_any_more_says_how_to_go_on() -> 
 async def test_answers_are_asked_for_as_they_were_set() -> None:
     pipeline = ScriptedPipeline(lambda text: "one END")
     sampling = SamplingParams(0.5, seed=3)
-    model = PipelineModel(pipeline, prompter(), max_tokens=9, sampling=sampling, stop=("END",))  # type: ignore[arg-type]
+    model = PipelineModel(pipeline, prompter(), max_tokens=9, sampling=sampling, stop=("END",))
     assert await answers(model, Conversation(), "q") == "one "
     assert (pipeline.calls[0].max_tokens, pipeline.calls[0].sampling) == (9, sampling)
 

@@ -15,13 +15,13 @@ from myelin.values import FinishReason, SamplingParams
 
 
 def request(text: str = "q", **more: object) -> TextRequest:
-    return TextRequest(tuple(text.encode()), **{"max_tokens": 100, **more})  # type: ignore[arg-type]
+    return TextRequest(tuple(text.encode()), **{"max_tokens": 100, **more})
 
 
 async def gather(pipeline: ScriptedPipeline, asked: TextRequest) -> tuple[list[str], Completion]:
     pieces: list[str] = []
     completion = None
-    async for event in generate_text(pipeline, asked):  # type: ignore[arg-type]
+    async for event in generate_text(pipeline, asked):
         assert completion is None, "nothing comes after the completion"
         if isinstance(event, TextPiece):
             pieces.append(event.text)
@@ -72,14 +72,14 @@ async def test_any_text_ends_before_its_first_stop_string(answer: str, stops: li
 async def test_what_was_asked_reaches_the_pipeline() -> None:
     pipeline = ScriptedPipeline()
     sampling = SamplingParams(temperature=0.5, seed=7)
-    await complete(pipeline, request("hi", max_tokens=5, sampling=sampling, ignore_end=True))  # type: ignore[arg-type]
+    await complete(pipeline, request("hi", max_tokens=5, sampling=sampling, ignore_end=True))
     (call,) = pipeline.calls
     assert (call.text, call.max_tokens, call.sampling, call.ignore_end) == ("hi", 5, sampling, True)
 
 
 async def test_closing_early_cancels() -> None:
     pipeline = ScriptedPipeline(lambda text: "abc" * 100)
-    stream = generate_text(pipeline, request())  # type: ignore[arg-type]
+    stream = generate_text(pipeline, request())
     await anext(stream)
     await stream.aclose()
     assert pipeline.calls[0].cancelled
@@ -88,9 +88,9 @@ async def test_closing_early_cancels() -> None:
 
 async def test_errors_come_through() -> None:
     with pytest.raises(RequestError):
-        await complete(ScriptedPipeline(max_context=1), request("too long"))  # type: ignore[arg-type]
+        await complete(ScriptedPipeline(max_context=1), request("too long"))
     with pytest.raises(NodeError):
-        await complete(ScriptedPipeline(error=NodeError("lost")), request())  # type: ignore[arg-type]
+        await complete(ScriptedPipeline(error=NodeError("lost")), request())
 
 
 async def test_times_are_taken_from_the_request_to_its_tokens() -> None:
@@ -102,7 +102,7 @@ async def test_times_are_taken_from_the_request_to_its_tokens() -> None:
         yield 14.0  # the end
 
     ticks = clock()
-    stream = generate_text(ScriptedPipeline(lambda text: "abc"), request("four"), clock=lambda: next(ticks))  # type: ignore[arg-type]
+    stream = generate_text(ScriptedPipeline(lambda text: "abc"), request("four"), clock=lambda: next(ticks))
     completion = [event async for event in stream][-1]
     assert isinstance(completion, Completion)
     assert completion.timings.ttft_s == 2.0

@@ -67,8 +67,8 @@ async def serving(pipeline: ScriptedPipeline, **more: Any) -> AsyncIterator[Any]
     """A server, and a function that connects to it."""
     listener = bind("127.0.0.1:0")
     host, port = listener.getsockname()[:2]
-    prompter = Prompter(ByteTokenizer(), "any", 1000)  # type: ignore[arg-type]
-    server = PromptServer(pipeline, prompter, **more)  # type: ignore[arg-type]
+    prompter = Prompter(ByteTokenizer(), "any", 1000)
+    server = PromptServer(pipeline, prompter, **more)
     clients: list[Client] = []
 
     async def connect() -> Client:
@@ -76,8 +76,8 @@ async def serving(pipeline: ScriptedPipeline, **more: Any) -> AsyncIterator[Any]
         return clients[-1]
 
     await server.start(listener)
-    connect.address = f"{host}:{port}"  # type: ignore[attr-defined]
-    connect.server = server  # type: ignore[attr-defined]
+    connect.address = f"{host}:{port}"
+    connect.server = server
     try:
         yield connect
     finally:
@@ -277,7 +277,7 @@ class Wordy(ByteTokenizer):
 async def test_a_client_that_takes_nothing_is_given_up() -> None:
     pipeline = ScriptedPipeline(lambda text: "x" * 100_000, tokenizer=Wordy())
     listener = bind("127.0.0.1:0")
-    server = PromptServer(pipeline, Prompter(ByteTokenizer(), None, 1000), write_timeout_s=0.1)  # type: ignore[arg-type]
+    server = PromptServer(pipeline, Prompter(ByteTokenizer(), None, 1000), write_timeout_s=0.1)
     await server.start(listener)
     stuck = socket.create_connection(listener.getsockname()[:2])
     try:

@@ -29,7 +29,7 @@ def test_the_shortest_round_trip_of_those_that_are_kept_tells(offset: int, excha
     for each in taken:
         estimate.add(each)
     best = min(taken[-32:], key=lambda each: each.round_trip_ns)
-    assert estimate.best == best or estimate.best.round_trip_ns == best.round_trip_ns  # type: ignore[union-attr]
+    assert estimate.best == best or estimate.best.round_trip_ns == best.round_trip_ns
     assert abs(estimate.offset_ns - offset) <= best.round_trip_ns + 1
 
 

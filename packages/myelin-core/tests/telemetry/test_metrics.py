@@ -86,8 +86,8 @@ def sample(**values: float) -> object:
 
 def test_the_nodes_samples_are_shown_until_they_are_gone() -> None:
     metrics = Metrics("m", "r")
-    metrics.sample(sample(myelin__stage__busy__share=0.5))  # type: ignore[arg-type]
-    metrics.sample(sample(myelin__stage__busy__share=0.75))  # type: ignore[arg-type]
+    metrics.sample(sample(myelin__stage__busy__share=0.5))
+    metrics.sample(sample(myelin__stage__busy__share=0.75))
     text = metrics.prometheus().decode()
     assert text.count("myelin_stage_busy_share_ratio{") == 1
     assert 'myelin_node_id="stage-0"' in text

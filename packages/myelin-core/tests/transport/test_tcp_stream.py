@@ -66,9 +66,9 @@ def on_loop(name: str, test: Callable[[], object]) -> None:
     if name == "uvloop":
         import uvloop
 
-        uvloop.run(test())  # type: ignore[arg-type]
+        uvloop.run(test())
     else:
-        asyncio.run(test())  # type: ignore[arg-type]
+        asyncio.run(test())
 
 
 def test_tcp_streams_are_direct_and_others_need_not_be() -> None:

@@ -145,7 +145,7 @@ def test_the_generated_code_belongs_to_the_proto_file(tmp_path: Path) -> None:
         text = (room / "control.proto").read_text()
         assert set(re.findall(r"^message (\w+)", text, re.MULTILINE)) == set(control.DESCRIPTOR.message_types_by_name)
         return
-    from grpc_tools import protoc  # type: ignore[import-untyped]
+    from grpc_tools import protoc
 
     arguments = [f"-I{room.parent.parent}", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
     assert protoc.main(["protoc", *arguments, str(room / "control.proto")]) == 0

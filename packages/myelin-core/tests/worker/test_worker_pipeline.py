@@ -569,7 +569,7 @@ async def test_a_newer_epoch_does_not_wait_for_an_older_one_at_a_dead_neighbour(
             async def close(self) -> None:
                 pass
 
-        memory._listeners["memory:silent"] = Silent()  # type: ignore[assignment]
+        memory._listeners["memory:silent"] = Silent()
         try:
             await first.tell(
                 open_edges=control.OpenEdges(epoch=2, next_node="stage-1", next_candidates=["memory:silent"])
@@ -924,7 +924,7 @@ async def test_what_is_malformed_on_an_edge_is_a_fault_and_never_reaches_the_eng
 )
 async def test_a_tail_that_answers_wrongly_is_a_fault(samples: list[Sample], says: str) -> None:
     async with pipeline(3) as cluster:
-        cluster.engines[1].step = lambda batch: StageOutput(samples=tuple(samples))  # type: ignore[method-assign]
+        cluster.engines[1].step = lambda batch: StageOutput(samples=tuple(samples))
         await cluster.submit(Submit(SequenceId(1), (1,), 5))
         assert says in (await asyncio.wait_for(cluster.faults.get(), 5)).message
         assert says in (await cluster.nodes[0].hear("failure")).message

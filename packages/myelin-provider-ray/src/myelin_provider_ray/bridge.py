@@ -67,13 +67,13 @@ def connect(address: str, namespace: str, runtime_env: Mapping[str, Any], local_
 
 def snapshot() -> dict[str, Any]:
     """What :func:`myelin_provider_ray.view.read_view` makes a view of."""
-    return _on_the_cluster(_snapshot)  # type: ignore[no-any-return]
+    return _on_the_cluster(_snapshot)  # type: ignore[no-any-return]  # Ray is Any
 
 
 def obituaries(names: Sequence[str]) -> dict[str, Any]:
     """What the actors of these names died of, as :func:`myelin_provider_ray.endings.actor_death` wants it; those of
     which Ray knows nothing are left out."""
-    return _on_the_cluster(_obituaries, list(names))  # type: ignore[no-any-return]
+    return _on_the_cluster(_obituaries, list(names))  # type: ignore[no-any-return]  # Ray is Any
 
 
 def create(

@@ -49,7 +49,7 @@ class Bench:
 
     def provider(self, command: tuple[str, ...] = TINY_WORKER, **settings: object) -> RayProvider:
         usual: dict[str, object] = {"overhead_mb": 50, "grace_s": 1.0}
-        section = RaySection(address=self.cluster.address, **(usual | settings))  # type: ignore[arg-type]
+        section = RaySection(address=self.cluster.address, **(usual | settings))
         driver = InProcess(20)
         made = RayProvider(ProviderContext(self.run, section, 3), command=command, driver=driver)
         self.made.append(made)
@@ -184,7 +184,7 @@ async def test_a_place_that_is_taken_is_waited_for_and_then_given_up(bench: Benc
     await second.offers(Need(NodeId("stage-1"), 1 << 20, "cpu"))
     # The room is gone when the cluster comes to it, as when somebody else is faster.
     key = LaunchKey(bench.run, NodeId("stage-1"), Attempt(1))
-    second._untaken = lambda offer, view, need: node  # type: ignore[method-assign]
+    second._untaken = lambda offer, view, need: node
     lease = await second.launch(Offer(node, "ray", "taken"), BootSpec(*_named(key), SecretStr("planted")), key=key)
     waiting = await bench.until(second, lease, LeaseState.STARTING)
     assert waiting.detail == "waits for a node to have room with 4 CPUs and 52 MB"
@@ -249,7 +249,7 @@ async def test_every_run_of_the_cluster_is_listed_for_cleaning_up(bench: Bench) 
 async def test_what_was_launched_when_the_cluster_did_not_answer_is_removed_when_it_turns_up(bench: Bench) -> None:
     provider = bench.provider()
     offers = await provider.offers(Need(NodeId("stage-0"), 1 << 20, "cpu"))
-    driver: InProcess = provider._driver  # type: ignore[assignment]
+    driver: InProcess = provider._driver
     call = driver.call
 
     async def late(name: str, /, *, timeout_s: float = 0.0, **arguments: object) -> object:
@@ -260,7 +260,7 @@ async def test_what_was_launched_when_the_cluster_did_not_answer_is_removed_when
             raise ProviderError("the answer is lost", reason="ray-timeout")
         return answer
 
-    driver.call = late  # type: ignore[assignment, method-assign]
+    driver.call = late
     key = LaunchKey(bench.run, NodeId("stage-0"), Attempt(1))
     boot = BootSpec(*_named(key), SecretStr("planted"))
     with pytest.raises(ProviderError, match="the answer is lost"):
