@@ -96,12 +96,7 @@ async def test_a_bridge_is_killed_where_nobody_has_the_time_to_wait_for_it() -> 
     await asyncio.sleep(0.1)
     closing.cancel()
     await asyncio.gather(closing, return_exceptions=True)
-    for _ in range(100):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            break
-        await asyncio.sleep(0.05)
-    else:
-        raise AssertionError("it is still there")
+    assert not psutil.pid_exists(pid), "killed, and waited for: nothing of it is left in the event loop"
 
 
 def test_core_neither_imports_nor_requires_ray() -> None:

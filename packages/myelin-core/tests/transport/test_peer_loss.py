@@ -34,13 +34,14 @@ async def other_process(name: str, *arguments: str) -> AsyncIterator[tuple[Proce
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(Path(__file__).with_name("loss_peer.py")), str(KEEPALIVE_S), name, *arguments, stdout=PIPE
     )
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
         yield process, (await process.stdout.readline()).decode().strip()
     finally:
         if process.returncode is None:
             process.kill()
         await process.wait()
+        await process.stdout.read()  # to its end, or the pipe outlives the event loop
 
 
 @asynccontextmanager

@@ -23,6 +23,7 @@ from myelin_provider_ray.endings import one_line
 COMMAND = (sys.executable, "-m", "myelin_provider_ray.bridge")
 CLOSE_S = 15.0
 _KEPT_LINES = 20
+_PIPES_S = 1.0
 _LONGEST_ANSWER = 1 << 26
 
 
@@ -138,12 +139,18 @@ class _Link:
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience_s):
                     await self._process.wait()
-        finally:  # also where we are cancelled: then we don't wait, but nothing is left either
+        finally:  # also where we are cancelled: then it isn't given the time to end by itself
             if self._process.returncode is None:
                 self._process.kill()
-            for task in self._tasks:
-                task.cancel()
+            await self._gone()
+
+    async def _gone(self) -> None:
+        """Wait for its end and that of its pipes: only then is nothing of it left in the event loop."""
         await self._process.wait()
+        # A child of its own could hold a pipe open.
+        _, late = await asyncio.wait(self._tasks, timeout=_PIPES_S)
+        for task in late:
+            task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _read(self) -> None:
