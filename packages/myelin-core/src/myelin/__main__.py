@@ -1,4 +1,4 @@
-"""``python -m myelin``."""
+"""``python -m myelin``, and the command ``myelin``."""
 
 from __future__ import annotations
 
@@ -21,9 +21,15 @@ def _worker() -> None:
     os._exit(code)
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """The ``myelin`` command; doesn't return."""
     if sys.argv[1:] == ["worker", "--boot-stdin"]:
         _worker()
+    from myelin.cli.leaving import leave
     from myelin.cli.main import main
 
-    sys.exit(main())
+    leave(main())
+
+
+if __name__ == "__main__":
+    run()
