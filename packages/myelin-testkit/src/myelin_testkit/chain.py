@@ -124,11 +124,14 @@ class Chain:
             self.release(sequence)
         return samples
 
-    def logits(self, tokens: Sequence[int], *, chunk: int = 256) -> Iterator[NDArray[np.float32]]:
-        """The logits after every token, ``float32[rows, vocab_size]`` for one chunk after the other, each a copy."""
+    def logits(self, tokens: Sequence[int], *, first: int = 0, chunk: int = 256) -> Iterator[NDArray[np.float32]]:
+        """The logits after every token from ``first`` on, ``float32[rows, vocab_size]`` for one chunk after the other,
+        each a copy."""
         sequence = self.new_sequence()
         try:
-            for start in range(0, len(tokens), chunk):
+            for start in range(0, first, chunk):
+                self.feed(sequence, start, tokens[start : min(start + chunk, first)])
+            for start in range(first, len(tokens), chunk):
                 output = self.feed(sequence, start, tokens[start : start + chunk], want_all_logits=True)
                 if output.logits is None:
                     raise AssertionError("the tail gave no logits though they were asked for")
