@@ -73,7 +73,8 @@ def tests(session: nox.Session) -> None:
     _install(session, *LIGHT, editable=True, extra=(*test_tools, *(only_once if whole else ())))
     _install_without_ray(session)
     _install_models(session)
-    both = ["-q", "-n", "2", "--dist", "loadfile", *(f"--ignore={folder}" for folder in HEAVY_TESTS)]
+    # More workers than the two cores that CI has, since many of these tests wait for processes.
+    both = ["-q", "-n", "3", "--dist", "loadfile", *(f"--ignore={folder}" for folder in HEAVY_TESTS)]
     marks = ["-m", "not parity and not browser and not docker and not slow and not soak"]
     chosen = session.posargs or (both if whole else [*both, *marks, *ANY_PYTHON_TESTS])
     pictures = os.environ.get("DASHBOARD_PICTURES") or os.path.abspath("build/pictures")
@@ -101,7 +102,8 @@ def ray(session: nox.Session) -> None:
 @nox.session(python=PYTHONS[0])
 def soak(session: nox.Session) -> None:
     """What takes minutes: many kills and faults, in place of the few of the test suite."""
-    _install(session, *LIGHT, editable=True, extra=("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"))
+    tools = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "xllamacpp")
+    _install(session, *LIGHT, editable=True, extra=tools)
     _install_models(session)
     session.run("pytest", "-q", "-m", "soak", *(f"--ignore={folder}" for folder in HEAVY_TESTS), *session.posargs)
 
@@ -126,9 +128,9 @@ def types(session: nox.Session) -> None:
 @nox.session(python=PYTHONS[0])
 def imports(session: nox.Session) -> None:
     """The rooms and facades of .importlinter."""
-    _install(session, *LIGHT, editable=True, extra=("import-linter", "pytest"))
+    session.install("-c", "constraints.txt", "import-linter")
     # Imports are read from the sources, which needn't be installed for that.
-    session.run("lint-imports", env={"PYTHONPATH": f"{TRITON}/src:{RAY}/src"})
+    session.run("lint-imports", env={"PYTHONPATH": os.pathsep.join(f"{package}/src" for package in PACKAGES)})
 
 
 @nox.session(python=PYTHONS[0])
