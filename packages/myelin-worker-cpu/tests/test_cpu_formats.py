@@ -74,7 +74,9 @@ def test_slabs_are_aligned_and_small(ggml_type: GgmlType) -> None:
     assert fmt.header_bytes % 64 == 0
     columns = SLAB_COLUMNS * HEADER_SLABS
     assert fmt.tile_bytes(columns) == HEADER_SLABS * fmt.slab_bytes + fmt.header_bytes
-    assert fmt.tile_bytes(columns) <= 1.06 * TILE_ROWS * row_bytes(ggml_type, columns)
+    # decoding is as fast as these bytes can be read: the common types have none that the file hasn't
+    surplus = {"Q3_K": 1.06, "Q6_K": 1.01}.get(ggml_type.name, 1.0)
+    assert fmt.tile_bytes(columns) <= surplus * TILE_ROWS * row_bytes(ggml_type, columns)
     if fmt.offset:
         assert fmt.offset & (fmt.offset - 1) == 0  # kernels shift by it
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from myelin_worker_cpu import tables as t
-from myelin_worker_cpu.formats import Scales
+from myelin_worker_cpu.formats import HEADER_BYTES, Scales
 from myelin_worker_cpu.jit import inlined
 from myelin_worker_cpu.pointers import load_f32, load_half, load_u8, load_u16_as_bfloat, store_f32
 
 _HALF_MIN = int(Scales.HALF_MIN)
 _SUPER_MIN = int(Scales.SUPER_MIN)
 _SUPER_16 = int(Scales.SUPER_16)
+_HEADER_BYTES = HEADER_BYTES[Scales.SUPER_MIN]
 
 
 @inlined
@@ -36,6 +37,14 @@ def read_row(matrix: Any, row: int, factor: float, out: int) -> None:
 
 
 @inlined
+def _six_bits(packed: int, slab: int) -> Any:
+    """A packed number: of the slab, and at an address in the first of the three vectors (see :mod:`formats`)."""
+    if slab < 3:
+        return load_u8(packed + slab * 64) & 63
+    return load_u8(packed) >> 6 | load_u8(packed + 64) >> 6 << 2 | load_u8(packed + 128) >> 6 << 4
+
+
+@inlined
 def _read_group(matrix: Any, tile: int, group: int, lane: int, factor: float, out: int) -> None:
     """32 columns of a quantised row."""
     low_bits, high_bits, scales = matrix[t.LOW_BITS], matrix[t.HIGH_BITS], matrix[t.SCALES]
@@ -43,8 +52,9 @@ def _read_group(matrix: Any, tile: int, group: int, lane: int, factor: float, ou
     slab_bytes = matrix[t.SLAB_BYTES]
     slab_index = group // 2
     if scales >= _SUPER_MIN:
-        header = tile + slab_index // 4 * (4 * slab_bytes + 64)
-        slab = header + 64 + slab_index % 4 * slab_bytes
+        header_bytes = _HEADER_BYTES if scales == _SUPER_MIN else 64
+        header = tile + slab_index // 4 * (4 * slab_bytes + header_bytes)
+        slab = header + header_bytes + slab_index % 4 * slab_bytes
     else:
         header = tile
         slab = tile + slab_index * slab_bytes
@@ -72,8 +82,9 @@ def _read_group(matrix: Any, tile: int, group: int, lane: int, factor: float, ou
             if scales == _HALF_MIN:
                 minimum = load_half(scale_at + 32 + lane * 2)
         elif scales == _SUPER_MIN:
-            scale = load_half(header + lane * 2) * load_u8(scale_at + lane)
-            minimum = load_half(header + 32 + lane * 2) * load_u8(scale_at + 16 + lane)
+            packed = header + 64 + group % 2 * 32 + lane
+            scale = load_half(header + lane * 2) * _six_bits(packed, slab_index % 4)
+            minimum = load_half(header + 32 + lane * 2) * _six_bits(packed + 16, slab_index % 4)
         else:
             byte = load_u8(scale_at + part * 16 + lane)
             if scales == _SUPER_16:

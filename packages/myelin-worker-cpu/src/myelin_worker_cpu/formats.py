@@ -17,9 +17,13 @@ bit       64: 64-bit word ``q`` (0..7): the bits of the 64 codes of vector ``q``
 ========  =====================================================================================================
 
 A second plane holds the bits above the first's. A weight is ``scale * (code - offset) - minimum``, where scale and
-minimum are per row and group of 32 (or 16) columns. Slabs of the K types keep 6-bit (or 4-bit, 8-bit) scales, to be
-multiplied by the 16-bit scales of a *header*, one for every four slabs (256 columns). Nothing is rounded: a tile holds
-exactly what the file holds.
+minimum are per row and group of 32 (or 16) columns. The K types have 4-bit, 6-bit or 8-bit scales, to be multiplied by
+the 16-bit scales of a *header*, one for every four slabs (256 columns). Scales of 6 bits are packed in the header, all
+others lie in their slab. Nothing is rounded: a tile holds exactly what the file holds.
+
+Packed scales are three vectors of 64 bytes. Of the 64 numbers of slab ``s`` (for each of its groups 16 scales, then 16
+minimums) the first three slabs have theirs in the low six bits of vector ``s``, and the fourth has two bits of each at
+the top of every vector, the lowest two in the first.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ class Plane(IntEnum):
 
 
 class Scales(IntEnum):
-    """How scales and minimums are kept in a slab; in brackets their bytes for each group of 32 columns."""
+    """How scales and minimums are kept; in brackets their bytes in a slab for each group of 32 columns."""
 
     FLOAT = 0
     """None: the elements are floating-point numbers."""
@@ -56,7 +60,7 @@ class Scales(IntEnum):
     HALF_MIN = 2
     """A 16-bit float scale and minimum (64). The minimum is kept with the sign that makes it one to subtract."""
     SUPER_MIN = 3
-    """An unsigned byte each for scale and minimum, times the header's two 16-bit floats (32): Q4_K, Q5_K."""
+    """Six bits each for scale and minimum, times the header's two 16-bit floats, packed there (0): Q4_K, Q5_K."""
     SUPER_16 = 4
     """A signed byte for each 16 columns, times the header's 16-bit float (32): Q6_K, Q3_K."""
     SUPER_16_MIN = 5
@@ -67,9 +71,22 @@ SCALE_BYTES = {
     Scales.FLOAT: 0,
     Scales.HALF: 32,
     Scales.HALF_MIN: 64,
-    Scales.SUPER_MIN: 32,
+    Scales.SUPER_MIN: 0,
     Scales.SUPER_16: 32,
     Scales.SUPER_16_MIN: 32,
+}
+
+FLOAT_HEADER_BYTES = 64
+"""Two vectors of 16-bit floats, with which a header begins."""
+PACKED_VECTORS = 3
+"""Vectors of packed scales that follow them."""
+HEADER_BYTES = {
+    Scales.FLOAT: 0,
+    Scales.HALF: 0,
+    Scales.HALF_MIN: 0,
+    Scales.SUPER_MIN: FLOAT_HEADER_BYTES + 64 * PACKED_VECTORS,
+    Scales.SUPER_16: FLOAT_HEADER_BYTES,
+    Scales.SUPER_16_MIN: FLOAT_HEADER_BYTES,
 }
 
 
@@ -131,8 +148,8 @@ class TileFormat:
 
     @property
     def header_bytes(self) -> int:
-        """Bytes before every :data:`HEADER_SLABS` slabs: two vectors of 16-bit floats, or nothing."""
-        return 64 if self.scales >= Scales.SUPER_MIN else 0
+        """Bytes before every :data:`HEADER_SLABS` slabs: two vectors of 16-bit floats and packed scales, or nothing."""
+        return HEADER_BYTES[self.scales]
 
     def slabs(self, columns: int) -> int:
         """Slabs of a row of ``columns`` elements; a last one that isn't full is padded with zero weights."""

@@ -16,10 +16,13 @@ from numpy.typing import NDArray
 
 from myelin.engine_api import BLOCKS, GgmlType
 from myelin_worker_cpu.formats import (
+    FLOAT_HEADER_BYTES,
     FORMATS,
     HEADER_SLABS,
+    PACKED_VECTORS,
     TILE_ROWS,
     Plane,
+    Scales,
     TileFormat,
     tiles,
 )
@@ -99,7 +102,10 @@ class TileWriter:
             ]
         )
         if fmt.header_bytes:
-            block = np.dtype([("header", "<u2", (2, TILE_ROWS)), ("slabs", slab, (HEADER_SLABS,))])
+            packed = fmt.header_bytes - FLOAT_HEADER_BYTES
+            block = np.dtype(
+                [("header", "<u2", (2, TILE_ROWS)), ("packed", "u1", (packed,)), ("slabs", slab, (HEADER_SLABS,))]
+            )
             view = target.view(block).reshape(-1, self._slabs // HEADER_SLABS)
             assert parts.header is not None
             view["header"] = parts.header.reshape(len(view), TILE_ROWS, -1, 2).transpose(0, 2, 3, 1)
@@ -113,8 +119,11 @@ class TileWriter:
         if parts.high is not None:
             slabs["high"] = _high_plane(fmt.high, _pad_groups(parts.high, groups)).reshape(*shape, fmt.high_bytes)
         scales = _pad_groups(parts.scales, groups).reshape(-1, TILE_ROWS, groups, parts.scales.shape[2])
-        ordered = np.ascontiguousarray(scales.transpose(0, 2, 3, 1))
-        slabs["scales"] = ordered.view(np.uint8).reshape(*shape, fmt.scale_bytes)
+        ordered = np.ascontiguousarray(scales.transpose(0, 2, 3, 1)).view(np.uint8)
+        if fmt.scales is Scales.SUPER_MIN:
+            view["packed"] = _pack_six_bits(ordered.reshape(*view.shape, HEADER_SLABS, 64))
+        else:
+            slabs["scales"] = ordered.reshape(*shape, fmt.scale_bytes)
 
 
 def repack(ggml_type: GgmlType, raw: Bytes, columns: int) -> Bytes:
@@ -151,6 +160,13 @@ def _high_plane(plane: Plane, high: Bytes) -> Bytes:
     bits = np.unpackbits(high, axis=2, bitorder="little")
     quads = bits.reshape(-1, TILE_ROWS, high.shape[1], 8, 4).transpose(0, 2, 3, 1, 4)
     return np.packbits(quads.reshape(len(quads), high.shape[1], -1), axis=2, bitorder="little")
+
+
+def _pack_six_bits(numbers: Bytes) -> Bytes:
+    """``uint8[…, 4, 64]`` of six bits each to ``uint8[…, 192]``: the fourth 64 lie two bits each above the others."""
+    shifts = np.arange(0, 2 * PACKED_VECTORS, 2, dtype=np.uint8)[:, None]
+    packed = numbers[..., :PACKED_VECTORS, :] | (numbers[..., PACKED_VECTORS:, :] >> shifts & 3) << 6
+    return packed.astype(np.uint8, copy=False).reshape(*numbers.shape[:-2], 64 * PACKED_VECTORS)
 
 
 def _join_pairs(codes: Bytes) -> Bytes:

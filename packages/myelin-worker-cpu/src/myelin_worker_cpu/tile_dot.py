@@ -19,7 +19,18 @@ from llvmlite import ir
 from numba import types
 
 from myelin_worker_cpu import records
-from myelin_worker_cpu.formats import FORMATS, GROUP_COLUMNS, HEADER_SLABS, Plane, Scales, TileFormat
+from myelin_worker_cpu.formats import (
+    FLOAT_HEADER_BYTES,
+    FORMATS,
+    GROUP_COLUMNS,
+    HEADER_SLABS,
+    PACKED_VECTORS,
+    SLAB_GROUPS,
+    TILE_ROWS,
+    Plane,
+    Scales,
+    TileFormat,
+)
 from myelin_worker_cpu.isa import register_rows
 from myelin_worker_cpu.isa_here import ISA
 from myelin_worker_cpu.jit import intrinsic_of_constants
@@ -88,26 +99,49 @@ def _emit_quantised_tokens(
     totals = [emitter.variable(constant(V16F32, 0.0)) for _ in tokens]
     group_bytes = width * records.RECORD_BYTES
 
-    def slab(address: Value, index: Value, header: Sequence[Value]) -> None:
-        with emitter.loop(constant(I64, 2)) as half:
-            group = emitter.builder.add(emitter.scaled(index, 2), half)
+    def slab(address: Value, index: Value, scales: Value, header: Sequence[Value]) -> None:
+        with emitter.loop(constant(I64, SLAB_GROUPS)) as half:
+            group = emitter.builder.add(emitter.scaled(index, SLAB_GROUPS), half)
             record = emitter.at(x, emitter.scaled(group, group_bytes))
-            _emit_group(emitter, tile_format, tokens, totals, address, half, header, record)
+            _emit_group(emitter, tile_format, tokens, totals, address, scales, half, header, record)
 
     if tile_format.header_bytes:
+        packed = tile_format.scales is Scales.SUPER_MIN
+        room = emitter.room(HEADER_SLABS * 64) if packed else None
         stride = HEADER_SLABS * tile_format.slab_bytes + tile_format.header_bytes
         with emitter.loop(emitter.builder.sdiv(slabs, constant(I64, HEADER_SLABS))) as block:
             start = emitter.at(weights, emitter.scaled(block, stride))
             header = [emitter.load_half(start, align=64), emitter.load_half(emitter.at(start, 32), align=32)]
+            if packed:
+                _emit_unpacked(emitter, emitter.at(start, FLOAT_HEADER_BYTES), room)
+            first = emitter.at(start, tile_format.header_bytes)
             with emitter.loop(constant(I64, HEADER_SLABS)) as inner:
-                address = emitter.at(
-                    start, emitter.builder.add(emitter.scaled(inner, tile_format.slab_bytes), constant(I64, 64))
-                )
-                slab(address, emitter.builder.add(emitter.scaled(block, HEADER_SLABS), inner), header)
+                address = emitter.at(first, emitter.scaled(inner, tile_format.slab_bytes))
+                if packed:
+                    scales = emitter.at(room, emitter.scaled(inner, 64))
+                else:
+                    scales = emitter.at(address, tile_format.scale_start)
+                slab(address, emitter.builder.add(emitter.scaled(block, HEADER_SLABS), inner), scales, header)
     else:
         with emitter.loop(slabs) as index:
-            slab(emitter.at(weights, emitter.scaled(index, tile_format.slab_bytes)), index, ())
+            address = emitter.at(weights, emitter.scaled(index, tile_format.slab_bytes))
+            slab(address, index, emitter.at(address, tile_format.scale_start), ())
     return [emitter.get(total) for total in totals]
+
+
+def _emit_unpacked(emitter: Emitter, packed: Value, room: Value) -> None:
+    """The packed scales of four slabs (see :mod:`formats`), a byte each, to the 256 bytes at ``room``."""
+    builder = emitter.builder
+    low = constant(V64I8, 0x3F)
+    last = None
+    for index in range(PACKED_VECTORS):
+        word = emitter.load(V16I32, emitter.at(packed, 64 * index), align=64)
+        emitter.store(builder.and_(builder.bitcast(word, V64I8), low), emitter.at(room, 64 * index), align=64)
+        # two bits of each byte, moved to bits 2 * index; what comes in from the neighbour is masked off
+        moved = builder.bitcast(builder.lshr(word, constant(V16I32, 6 - 2 * index)), V64I8)
+        two = builder.and_(moved, constant(V64I8, 0x03 << 2 * index))
+        last = two if last is None else builder.or_(last, two)
+    emitter.store(last, emitter.at(room, 64 * PACKED_VECTORS), align=64)
 
 
 def _emit_group(
@@ -116,14 +150,15 @@ def _emit_group(
     tokens: range,
     totals: list[Value],
     slab: Value,
+    slab_scales: Value,
     half: Value,
     header: Sequence[Value],
     record: Value,
 ) -> None:
-    """Add a group's contribution for each token to its total."""
+    """Add a group's contribution for each token to its total; ``slab_scales`` is where its slab's scales are."""
     builder = emitter.builder
     codes = _emit_codes(emitter, tile_format, slab, half)
-    scales, minimums = _emit_scales(emitter, tile_format, slab, half, header)
+    scales, minimums = _emit_scales(emitter, tile_format, slab_scales, half, header)
     each = VECTORS // records.PARTS
     wide = tile_format.low is Plane.BYTE
     shift = tile_format.offset.bit_length() - 1
@@ -211,11 +246,12 @@ def _emit_pairs(emitter: Emitter, address: Value, bits_below: int) -> list[Value
 
 
 def _emit_scales(
-    emitter: Emitter, tile_format: TileFormat, slab: Value, half: Value, header: Sequence[Value]
+    emitter: Emitter, tile_format: TileFormat, slab_scales: Value, half: Value, header: Sequence[Value]
 ) -> tuple[list[Value], list[Value]]:
     """Scales and minimums of the group's parts: one of 32 columns or two of 16."""
     builder = emitter.builder
-    address = emitter.at(emitter.at(slab, tile_format.scale_start), emitter.scaled(half, tile_format.scale_bytes))
+    # those that were packed are unpacked to a byte each: 16 scales, then 16 minimums
+    address = emitter.at(slab_scales, emitter.scaled(half, tile_format.scale_bytes or 2 * TILE_ROWS))
     if tile_format.scales is Scales.HALF:
         return [emitter.load_half(address, align=32)], []
     if tile_format.scales is Scales.HALF_MIN:

@@ -76,6 +76,12 @@ class Emitter:
         with self.builder.goto_entry_block():
             return self.builder.alloca(kind)
 
+    def room(self, size: int) -> Value:
+        """The address of ``size`` bytes of the function's own, aligned to 64."""
+        place = self.local(ir.VectorType(I8, size))
+        place.align = 64
+        return self.builder.ptrtoint(place, I64)
+
     def variable(self, value: Value) -> Value:
         """A local variable that begins as ``value``."""
         place = self.local(value.type)
