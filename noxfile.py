@@ -144,9 +144,9 @@ def proto(session: nox.Session) -> None:
     )
 
 
-@nox.session(python=PYTHONS[0])
+@nox.session(python=PYTHONS)
 def lowest(session: nox.Session) -> None:
-    """The unit tests with every dependency at the lower bound that the packages declare."""
+    """The packages' own tests and a run end to end, with every dependency at the lower bound that is declared for it."""
     bounds: dict[str, str] = {}
     for package in LIGHT:
         project = tomllib.loads((ROOT / package / "pyproject.toml").read_text())["project"]
@@ -162,9 +162,9 @@ def lowest(session: nox.Session) -> None:
     _install_without_ray(session)
     _install_models(session)
     ignored = [f"--ignore={folder}" for folder in HEAVY_TESTS]
-    unwanted = "not parity and not browser and not slow and not soak"
-    chosen = ["-q", "-n", "2", "--dist", "loadfile", "-m", unwanted, *ignored]
-    session.run("pytest", *chosen, *session.posargs)
+    unwanted = "not parity and not browser and not docker and not slow and not soak"
+    chosen = session.posargs or ["-n", "2", "--dist", "loadfile", *ignored, *ANY_PYTHON_TESTS]
+    session.run("pytest", "-q", "-m", unwanted, *chosen)
 
 
 @nox.session(python=PYTHONS[0])
