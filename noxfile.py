@@ -146,7 +146,7 @@ def proto(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS)
 def lowest(session: nox.Session) -> None:
-    """The packages' own tests and a run end to end, with every dependency at the lower bound that is declared for it."""
+    """The packages' own tests and a run end to end, with every dependency at its declared lower bound."""
     bounds: dict[str, str] = {}
     for package in LIGHT:
         project = tomllib.loads((ROOT / package / "pyproject.toml").read_text())["project"]

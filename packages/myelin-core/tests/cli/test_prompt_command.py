@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted_run import STAGES
 
 from myelin.errors import NodeError, RequestError
 
@@ -22,6 +24,12 @@ def test_text_goes_to_stdout_and_everything_else_to_stderr(myelin: Myelin, scrip
     assert "stage 0: loading 1.0 kB of 1.0 kB" in err
     assert "tokens/s" in err
     assert scripted.closed == 1
+
+
+def test_who_has_only_the_slow_engine_is_told_where_a_fast_one_is(myelin: Myelin, scripted: Any) -> None:
+    assert "pip install" not in myelin("prompt", "hi", "--model", "/some/model.gguf")[2]
+    scripted.pipeline.stages = tuple(replace(stage, engine="reference") for stage in STAGES)
+    assert "pip install myelin-worker-cpu" in myelin("prompt", "hi", "--model", "/some/model.gguf")[2]
 
 
 def test_json_is_one_document_of_the_agreed_shape(myelin: Myelin, scripted: Any) -> None:

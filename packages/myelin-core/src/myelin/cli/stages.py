@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from myelin.orchestrator.pipeline import StageStatus
 
 
+SLOW = "The engine reference is slow, for comparing others with it: `pip install myelin-worker-cpu` brings a fast one."
+
+
 def stages_json(stages: Iterable[StageStatus]) -> list[dict[str, object]]:
     """The stages as ``--json`` answers have them."""
     return [
@@ -29,7 +32,7 @@ def stages_json(stages: Iterable[StageStatus]) -> list[dict[str, object]]:
 
 
 def stages_table(stages: Sequence[StageStatus]) -> str:
-    """The stages as a table."""
+    """The stages as a table; below it, a word to whoever has only the slow engine."""
     header = ("stage", "layers", "node", "provider", "engine", "threads", "weights", "KV", "loaded in")
     rows = [
         (
@@ -45,4 +48,5 @@ def stages_table(stages: Sequence[StageStatus]) -> str:
         )
         for stage in stages
     ]
-    return table(header, rows, right=(0, 5, 6, 7, 8))
+    slow = any(stage.engine == "reference" for stage in stages)
+    return table(header, rows, right=(0, 5, 6, 7, 8)) + (f"\n{SLOW}" if slow else "")
