@@ -13,8 +13,13 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 CORE = Path(myelin.__file__).parent
 
 
+def rows_of(heading: str) -> list[tuple[str, str]]:
+    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return re.findall(r"^\| `([\w.]+)/` \| (.*) \|$", section, re.MULTILINE)
+
+
 def rooms_of_the_page() -> dict[str, set[str]]:
-    rows = re.findall(r"^\| `(\w+)/` \| (.*) \|$", PAGE, re.MULTILINE)
+    rows = rows_of("The rooms of core")
     return {room: set(re.findall(r"`(\w+\.(?:py|proto))`", text)) for room, text in rows}
 
 
@@ -26,6 +31,14 @@ def test_every_room_has_its_modules_and_no_other() -> None:
         if (folder / "__init__.py").exists()
     }
     assert rooms_of_the_page() == rooms
+
+
+def test_every_folder_of_the_repository_is_there_with_its_own() -> None:
+    rows = dict(rows_of("The repository"))
+    assert all((ROOT / folder).is_dir() for folder in rows)
+    tests = {path.parent.name for path in ROOT.glob("tests/*/test_*.py")}
+    assert set(re.findall(r"`(\w+)/`", rows["tests"])) == tests
+    assert set(re.findall(r"`(\w+\.py)`", rows["benchmarks"])) == {path.name for path in ROOT.glob("benchmarks/*.py")}
 
 
 def test_every_phase_is_there_in_order() -> None:
