@@ -28,7 +28,7 @@ async def test_a_set_of_tasks_is_closed_as_a_whole_and_tells_of_failures() -> No
     background.start(fails(), "fails")
     await asyncio.sleep(0.01)
     assert [type(error) for error in failures] == [KeyError]
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(10):
         await background.close()
     assert stuck.cancelled()
     await background.close()
@@ -45,7 +45,7 @@ async def test_all_of_gives_results_in_order_and_the_first_failure_as_it_is() ->
     began = time.monotonic()
     with pytest.raises(ValueError, match="-1"):
         await all_of([after(0.01, -1), after(30, 1)])
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10
 
 
 async def test_blocking_work_is_abandoned_with_its_caller() -> None:
@@ -59,7 +59,7 @@ async def test_blocking_work_is_abandoned_with_its_caller() -> None:
     began = time.monotonic()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10
     let_go.set()
     await asyncio.sleep(0.02)  # its late answer is dropped
 

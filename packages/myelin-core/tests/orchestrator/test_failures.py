@@ -276,7 +276,7 @@ async def test_a_node_that_dies_while_it_serves_fails_everybody_at_once(toy: Toy
         failed = asyncio.create_task(pipeline.failed())
         await asyncio.sleep(0.1)
         toy.provider.kill(victim)
-        async with asyncio.timeout(2.0):
+        async with asyncio.timeout(10.0):
             errors = await asyncio.gather(*waiting)
             loss = await failed
         assert loss.reason == "node-exited"
@@ -331,7 +331,7 @@ async def test_a_second_interrupt_does_not_wait_for_goodbyes(toy: Toy, scripted:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 10.0, "not after the grace of 30 s"
     assert toy.provider.running == {}
 
 

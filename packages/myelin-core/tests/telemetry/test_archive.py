@@ -50,6 +50,8 @@ def test_lines_parse_with_the_protocols_messages(tmp_path: Path) -> None:
             raise NodeError("lost", reason="node-lost")
         context = outer.get_span_context()
     assert tracing.shutdown()
+    for sink in sinks:
+        sink.close()
 
     lines = path.read_text("utf-8").splitlines()
     assert len(lines) == 1
@@ -71,10 +73,12 @@ def test_lines_parse_with_the_protocols_messages(tmp_path: Path) -> None:
 def test_runs_append(tmp_path: Path) -> None:
     path = tmp_path / "traces.jsonl"
     for name in ("first", "second"):
-        tracing = configure_tracing("a", exporters(ArchiveSink(path)))
+        sink = ArchiveSink(path)
+        tracing = configure_tracing("a", exporters(sink))
         with span(tracing.tracer, name):
             pass
         tracing.shutdown()
+        sink.close()
     names = [parse(line).resource_spans[0].scope_spans[0].spans[0].name for line in path.read_text().splitlines()]
     assert names == ["first", "second"]
 
@@ -110,7 +114,9 @@ def test_it_is_put_aside_before_it_grows_too_large(tmp_path: Path) -> None:
     assert [file.name for file in files] == ["frames.jsonl", *(f"frames.jsonl.{number}" for number in (1, 2, 3))]
     assert all(file.stat().st_size <= 400 for file in files)
     order = [path.with_name(f"frames.jsonl.{number}") for number in (3, 2, 1)] + [path]
-    names = [parse(line).resource_spans[0].scope_spans[0].spans[0].name for f in order for line in f.open()]
+    names = [
+        parse(line).resource_spans[0].scope_spans[0].spans[0].name for f in order for line in f.read_text().splitlines()
+    ]
     assert names == [f"span-{number}" for number in range(20 - len(names), 20)]
 
 

@@ -200,12 +200,14 @@ def test_a_collector_that_is_away_costs_no_more_than_its_time_and_one_complaint(
     began = time.monotonic()
     for _ in range(2):
         assert not sink.export(Signal.TRACES, otlp_request(Signal.TRACES, "one"))
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 10.0
     assert len(caplog.records) == 1
-    sink.hurry()
+    hurried = sink_to("http://127.0.0.1:9/v1/traces", timeout_s=30.0)
+    hurried.hurry()
     began = time.monotonic()
-    assert not sink.export(Signal.TRACES, otlp_request(Signal.TRACES, "one"))
-    assert time.monotonic() - began < 0.5, "less than the timeout"
+    assert not hurried.export(Signal.TRACES, otlp_request(Signal.TRACES, "one"))
+    assert time.monotonic() - began < 10.0, "less than the timeout"
+    hurried.close()
     found = sink.check(Signal.TRACES, otlp_request(Signal.TRACES, "one"), 0.5)
     assert (found.connected, found.observed) == (False, False)
     sink.close()

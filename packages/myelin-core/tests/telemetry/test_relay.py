@@ -145,7 +145,7 @@ async def test_an_orchestrator_that_takes_nothing_is_not_waited_for(hub: Telemet
     await asyncio.sleep(0.01)
     began = time.monotonic()
     assert not await relay.finish(0.2)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 5.0
     await come.put(None)
     await serving
     await asyncio.to_thread(hub.close)
@@ -164,7 +164,7 @@ async def test_what_is_not_due_from_a_node_ends_its_stream_and_nothing_else(hub:
     come: asyncio.Queue[bytes | None] = asyncio.Queue()
     await come.put(message)
     client = RelayClient(End(asyncio.Queue(), come, 0.0), hub, "stage-0")
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         await client.serve()
     assert client.ended.is_set()
     await asyncio.to_thread(hub.close)
@@ -175,7 +175,7 @@ async def test_a_new_stream_takes_over(hub: TelemetryHub) -> None:
     relay = NodeRelay(outbox)
     async with relayed(relay, hub), relayed(relay, hub) as second:
         outbox.put(Signal.LOGS, otlp_request(Signal.LOGS, "one").SerializeToString(), 1)
-        assert await relay.finish(3)
-        await asyncio.wait_for(second.ended.wait(), 3)
+        assert await relay.finish(10)
+        await asyncio.wait_for(second.ended.wait(), 10)
         assert second.received == {Signal.LOGS: 1}
     await asyncio.to_thread(hub.close)

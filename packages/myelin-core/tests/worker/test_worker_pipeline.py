@@ -575,7 +575,7 @@ async def test_a_newer_epoch_does_not_wait_for_an_older_one_at_a_dead_neighbour(
                 open_edges=control.OpenEdges(epoch=2, next_node="stage-1", next_candidates=["memory:silent"])
             )
             await asyncio.wait_for(taken.wait(), 5)
-            await asyncio.wait_for(cluster.open(3), 2)
+            await asyncio.wait_for(cluster.open(3), 10)
         finally:
             del memory._listeners["memory:silent"]
         await cluster.submit(Submit(SequenceId(1), (1, 2), 5))
@@ -594,7 +594,7 @@ async def test_a_former_attempt_that_wakes_up_takes_no_edge_from_the_one_in_its_
         newer = await dial_as(2)
         zombie = await dial_as(1)
         with pytest.raises(StreamClosed):
-            await asyncio.wait_for(zombie.receive(), 2)
+            await asyncio.wait_for(zombie.receive(), 10)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(newer.receive(), 0.1)
         await newer.close()

@@ -190,6 +190,7 @@ class WorkerHost:
                 else:
                     self._kept.append((stream, text, time.time()))
                     self._written += 1
+        pipe.close()
 
     def _watch_patience(self, boot_s: float, linger_s: float) -> None:
         pause = max(0.05, min(1.0, boot_s / 10, linger_s / 10))
