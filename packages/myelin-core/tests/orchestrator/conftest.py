@@ -158,8 +158,8 @@ def toy(toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toy
         provider="tasks",
         engine="reference",
         transport="memory",
-        startup_timeout_s=5.0,
-        load_stall_s=5.0,
+        startup_timeout_s=60.0,
+        load_stall_s=60.0,
         stop_grace_s=1.0,
     )
     return Toy(request, registry, provider, Recorder(), registry.exporter)

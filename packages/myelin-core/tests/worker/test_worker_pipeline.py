@@ -234,7 +234,7 @@ class Node:
         """The next message of this kind; progress may come between, nothing else."""
         assert self.control is not None
         while True:
-            envelope = decode(await asyncio.wait_for(self.control.receive(), 5))
+            envelope = decode(await asyncio.wait_for(self.control.receive(), 20))
             kind = envelope.WhichOneof("body")
             if kind == wanted:
                 return getattr(envelope, wanted)
@@ -345,7 +345,7 @@ class Cluster:
         await self.send(lambda number: cancel_record(SequenceId(sequence), epoch=self.epoch, sequence=number))
 
     async def next(self, sequence: int) -> Event:
-        return await asyncio.wait_for(self.inboxes[sequence].get(), 5)
+        return await asyncio.wait_for(self.inboxes[sequence].get(), 20)
 
     async def rest(self, sequence: int) -> tuple[list[int], Event]:
         """The tokens that still come, and the end."""
@@ -500,7 +500,7 @@ async def test_an_engine_fault_ends_the_pipeline(failing: int) -> None:
     async with pipeline(2, 4) as cluster:
         cluster.engines[failing].fail_at_step = 4
         await cluster.submit(Submit(SequenceId(1), (1, 2, 3), 50))
-        fault = await asyncio.wait_for(cluster.faults.get(), 5)
+        fault = await asyncio.wait_for(cluster.faults.get(), 20)
         assert (fault.reason, fault.hint, fault.sequence) == ("loose-wire", "plug it in", None)
         told = await cluster.nodes[failing].hear("failure")
         assert (told.reason, told.message, told.fatal) == ("loose-wire", "a wire came loose", True)
@@ -515,7 +515,7 @@ async def test_an_engine_fault_ends_the_pipeline(failing: int) -> None:
 async def test_a_lost_node_is_told_to_the_orchestrator() -> None:
     async with pipeline(2, 4) as cluster:
         cluster.nodes[1].agent.stop("it was killed")
-        fault = await asyncio.wait_for(cluster.faults.get(), 5)
+        fault = await asyncio.wait_for(cluster.faults.get(), 20)
         assert fault.reason == "edge-closed"
         told = await cluster.nodes[0].hear("failure")
         assert (told.reason, told.fatal, told.epoch) == ("edge-closed", False, 1)
@@ -574,7 +574,7 @@ async def test_a_newer_epoch_does_not_wait_for_an_older_one_at_a_dead_neighbour(
             await first.tell(
                 open_edges=control.OpenEdges(epoch=2, next_node="stage-1", next_candidates=["memory:silent"])
             )
-            await asyncio.wait_for(taken.wait(), 5)
+            await asyncio.wait_for(taken.wait(), 20)
             await asyncio.wait_for(cluster.open(3), 10)
         finally:
             del memory._listeners["memory:silent"]
@@ -626,7 +626,7 @@ async def test_records_of_another_place_in_the_stream_are_a_fault() -> None:
         await cluster.submit(Submit(SequenceId(1), (1,), 3))
         assert cluster.edge is not None
         assert cluster.reader is not None
-        await asyncio.wait_for(cluster.reader, 5)  # the head closed the edge
+        await asyncio.wait_for(cluster.reader, 20)  # the head closed the edge
         cluster.edge = None
         await cluster.open(2)  # and is well
         await cluster.submit(Submit(SequenceId(2), (1,), 3))
@@ -692,11 +692,11 @@ async def test_who_is_meant_is_checked(hello: control.Hello, says: str) -> None:
         (node,) = cluster.nodes
         stream = await cluster.transport.connect(await node.endpoint, CONTROL_PROTOCOL)
         await stream.send(encode(control.Envelope(hello=hello)))
-        answer = decode(await asyncio.wait_for(stream.receive(), 5))
+        answer = decode(await asyncio.wait_for(stream.receive(), 20))
         assert answer.failure.reason == "wrong-node"
         assert says in answer.failure.message
         with pytest.raises(StreamClosed):
-            await asyncio.wait_for(stream.receive(), 5)
+            await asyncio.wait_for(stream.receive(), 20)
         await node.tell(ready_query=control.ReadyQuery(nonce=1))  # the right one's stream is not disturbed
         await node.hear("ready_ack")
 
@@ -707,7 +707,7 @@ async def test_only_the_orchestrator_commands() -> None:
         transport = MemoryTransport(TransportOptions(identity, SECRET))
         stream = await transport.connect(await cluster.nodes[0].endpoint, CONTROL_PROTOCOL)
         await stream.send(encode(control.Envelope(hello=control.Hello(run=RUN, node="stage-0", attempt=1))))
-        assert "not the orchestrator" in decode(await asyncio.wait_for(stream.receive(), 5)).failure.message
+        assert "not the orchestrator" in decode(await asyncio.wait_for(stream.receive(), 20)).failure.message
         await transport.close()
 
 
@@ -718,7 +718,7 @@ async def test_a_second_control_stream_replaces_the_first() -> None:
         assert first is not None
         await cluster.dial(node)
         with pytest.raises(StreamClosed):
-            await asyncio.wait_for(first.receive(), 5)
+            await asyncio.wait_for(first.receive(), 20)
         await node.tell(ready_query=control.ReadyQuery(nonce=5))
         assert (await node.hear("ready_ack")).nonce == 5
 
@@ -760,7 +760,7 @@ async def test_progress_comes_while_the_engine_is_at_work() -> None:
         await node.tell(provision=provision(0, ()))
         phases = []
         while True:
-            envelope = decode(await asyncio.wait_for(node.control.receive(), 5))
+            envelope = decode(await asyncio.wait_for(node.control.receive(), 20))
             if envelope.WhichOneof("body") != "progress":
                 break
             phases.append(envelope.progress.phase)
@@ -909,7 +909,7 @@ async def test_what_is_malformed_on_an_edge_is_a_fault_and_never_reaches_the_eng
         told = await tail.hear("failure")
         assert says in told.message
         assert (told.reason, told.fatal) == ("wire", False)
-        assert (await asyncio.wait_for(cluster.faults.get(), 5)).sequence is None
+        assert (await asyncio.wait_for(cluster.faults.get(), 20)).sequence is None
         assert cluster.engines[1].steps == 0
         await neighbour.close()
 
@@ -926,7 +926,7 @@ async def test_a_tail_that_answers_wrongly_is_a_fault(samples: list[Sample], say
     async with pipeline(3) as cluster:
         cluster.engines[1].step = lambda batch: StageOutput(samples=tuple(samples))
         await cluster.submit(Submit(SequenceId(1), (1,), 5))
-        assert says in (await asyncio.wait_for(cluster.faults.get(), 5)).message
+        assert says in (await asyncio.wait_for(cluster.faults.get(), 20)).message
         assert says in (await cluster.nodes[0].hear("failure")).message
 
 
@@ -934,7 +934,7 @@ async def test_an_engine_that_gives_other_rows_is_a_fault() -> None:
     async with pipeline(3) as cluster:
         cluster.engines[0].output_hidden = np.zeros((1, WIDTH + 1), dtype=np.float32)
         await cluster.submit(Submit(SequenceId(1), (1,), 5))
-        assert (await asyncio.wait_for(cluster.faults.get(), 5)).reason == "engine-output"
+        assert (await asyncio.wait_for(cluster.faults.get(), 20)).reason == "engine-output"
 
 
 async def test_shutdown_says_goodbye_and_ends() -> None:
@@ -945,19 +945,19 @@ async def test_shutdown_says_goodbye_and_ends() -> None:
         for node in cluster.nodes:
             while True:
                 assert node.control is not None
-                envelope = decode(await asyncio.wait_for(node.control.receive(), 5))
+                envelope = decode(await asyncio.wait_for(node.control.receive(), 20))
                 if envelope.WhichOneof("body") == "goodbye":
                     break
                 assert envelope.WhichOneof("body") == "failure"  # a neighbour that went first
             with pytest.raises(StreamClosed):
-                await asyncio.wait_for(node.control.receive(), 5)
-            assert await asyncio.wait_for(node.task, 5) == 0
+                await asyncio.wait_for(node.control.receive(), 20)
+            assert await asyncio.wait_for(node.task, 20) == 0
         assert all(engine.closed for engine in engines)
 
 
 async def test_a_node_that_nobody_dials_stops_itself() -> None:
     node = Node(0, Patience(first_dial_s=0.2, dead_man_s=30))
-    assert await asyncio.wait_for(node.task, 5) == 1
+    assert await asyncio.wait_for(node.task, 20) == 1
 
 
 async def test_a_node_that_lost_its_orchestrator_stops_itself() -> None:
@@ -970,7 +970,7 @@ async def test_a_node_that_lost_its_orchestrator_stops_itself() -> None:
         await asyncio.sleep(0.5)
         assert not node.task.done()
         await node.control.close()
-        assert await asyncio.wait_for(node.task, 5) == 1
+        assert await asyncio.wait_for(node.task, 20) == 1
 
 
 async def test_stopping_while_the_engine_is_at_work_does_not_hang() -> None:
@@ -981,6 +981,6 @@ async def test_stopping_while_the_engine_is_at_work_does_not_hang() -> None:
         await asyncio.sleep(0.05)
         began = asyncio.get_running_loop().time()
         cluster.nodes[0].agent.stop("now")
-        assert await asyncio.wait_for(cluster.nodes[0].task, 8) == 0
-        assert asyncio.get_running_loop().time() - began < 5
+        assert await asyncio.wait_for(cluster.nodes[0].task, 20) == 0
+        assert asyncio.get_running_loop().time() - began < 15
         engine.hold.set()
