@@ -150,7 +150,7 @@ def test_the_end_waits_for_a_silent_collector_no_longer_than_it_says(myelin):
         began = time.monotonic()
         serving.terminate()
         serving.wait(timeout=20)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 8, "a collector may take ten"
 
 
 def test_the_frame_log_holds_all_signals_of_all_processes(myelin, tmp_path):
