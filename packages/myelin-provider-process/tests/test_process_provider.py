@@ -209,7 +209,7 @@ async def test_a_node_that_does_not_obey_is_killed(make: Factory) -> None:
     await asyncio.sleep(0)
     begun = asyncio.get_running_loop().time()
     await asyncio.gather(provider.release(lease.id), provider.release(lease.id))
-    assert 0.25 < asyncio.get_running_loop().time() - begun < 3.0
+    assert 0.25 < asyncio.get_running_loop().time() - begun < 20.0
     assert any("is killed" in line.text for line in await logs)
 
 

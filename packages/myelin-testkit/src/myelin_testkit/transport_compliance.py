@@ -187,7 +187,7 @@ class TransportCompliance(ABC):
         listener = await make(options(TAIL, limit=1000)).listen("127.0.0.1:0", {EDGE_PROTOCOL: handler})
         stream = await make(options(HEAD)).connect(Endpoint((listener.address,)), EDGE_PROTOCOL)
         await stream.send(b"x" * 5000)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             assert not isinstance(await arrived, StreamClosed)
             with pytest.raises(TransportError):
                 await stream.receive()
@@ -436,7 +436,7 @@ class TransportCompliance(ABC):
         listeners.append(await make(options(TAIL)).listen("127.0.0.1:0", {EDGE_PROTOCOL: handler}))
         stream = await make(options(HEAD)).connect(Endpoint((listeners[0].address,)), EDGE_PROTOCOL)
         await stream.send(b"shut down")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await done.wait()
             with pytest.raises(TransportError):
                 await stream.receive()
@@ -454,7 +454,7 @@ class TransportCompliance(ABC):
         if raw is None:
             pytest.skip("the transport offers no way to dial without its handshake")
         await raw.send(b"anything")
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(15):
             with pytest.raises(TransportError):
                 await raw.receive()
         await raw.close()
