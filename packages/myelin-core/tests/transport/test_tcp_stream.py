@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import psutil
 import pytest
 from pydantic import SecretStr
 
@@ -309,3 +311,20 @@ async def test_a_message_in_place_of_the_greeting_ends_the_connection() -> None:
             writer.close()
     finally:
         await acceptor.close()
+
+
+async def test_a_listen_that_is_cancelled_at_any_moment_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def resolved(host: str, port: int, **_: object) -> list[tuple[object, ...]]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolved)  # in no thread, so that turns count
+    before = psutil.Process().num_fds()
+    for turns in range(8):
+        transport = TcpTransport(options("stage-0"))
+        task = asyncio.create_task(transport.listen("127.0.0.1:0", {}))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await transport.close()
+    assert psutil.Process().num_fds() <= before

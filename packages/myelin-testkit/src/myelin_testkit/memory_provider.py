@@ -368,8 +368,9 @@ async def listening_node(boot: BootSpec, announce: Announce, say: Say) -> None:
         say(f"The transport {boot.transport!r} is not installed")
         raise RuntimeError(f"the transport {boot.transport!r} is not installed")
     host, _, port = boot.bind.rpartition(":")
-    server = await asyncio.start_server(lambda reader, writer: writer.close(), host, int(port))
-    async with server:
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), host, int(port), start_serving=False)
+    async with server:  # a cancellation while it begins finds the socket in here
+        await server.start_serving()
         address = f"{host}:{server.sockets[0].getsockname()[1]}"
         announce(Endpoint((address,)))
         say(f"{boot.node} listens on {address}")

@@ -142,7 +142,9 @@ class PromptServer:
 
     async def start(self, listener: socket.socket) -> None:
         """Begin to answer on a socket from :func:`bind`, which is the server's from now on."""
-        self._server = await asyncio.start_server(self._accept, sock=listener)
+        # In two steps: cancelled in the middle of both, asyncio would leave nobody to close the socket.
+        self._server = await asyncio.start_server(self._accept, sock=listener, start_serving=False)
+        await self._server.start_serving()
 
     async def close(self) -> None:
         """Stop answering: running requests are cancelled, connections closed. Twice is fine."""

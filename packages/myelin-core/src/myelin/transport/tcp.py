@@ -47,10 +47,22 @@ class TcpListener:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             family, _, _, _, target = found[0]
             first = str(target[0])  # one address alone, also of a name that has several: port 0 would differ for each
-            self._server = await loop.create_server(self._stranger, first, port, family=family, backlog=BACKLOG)
+            # Begun in a step of its own: cancelled in the middle of both, asyncio would leave the socket open.
+            self._server = await loop.create_server(
+                self._stranger, first, port, family=family, backlog=BACKLOG, start_serving=False
+            )
+            await self._begin(self._server)
         except OSError:
             raise await asyncio.to_thread(explain_bind_failure, address) from None
         self._address = format_address(host, self._server.sockets[0].getsockname()[1])
+
+    @staticmethod
+    async def _begin(server: asyncio.Server) -> None:
+        try:
+            await server.start_serving()
+        except BaseException:
+            server.close()
+            raise
 
     @property
     def address(self) -> str:
