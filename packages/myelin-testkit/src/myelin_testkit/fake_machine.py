@@ -270,16 +270,24 @@ class Forwarder:
             for each in (near, far):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._open.add(each)
-            for source, target in ((near, far), (far, near)):
-                threading.Thread(target=self._pump, args=(source, target), daemon=True).start()
+            threading.Thread(target=self._carry, args=(near, far), daemon=True).start()
 
-    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+    def _carry(self, near: socket.socket, far: socket.socket) -> None:
+        back = threading.Thread(target=self._pump, args=(far, near), daemon=True)
+        back.start()
+        self._pump(near, far)
+        back.join()
+        for each in (near, far):
+            self._open.discard(each)
+            each.close()
+
+    @staticmethod
+    def _pump(source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
                 target.sendall(data)
         with suppress(OSError):
             target.shutdown(socket.SHUT_WR)
-        self._open.discard(source)
 
 
 def free_port() -> int:
