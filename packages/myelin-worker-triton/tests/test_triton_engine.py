@@ -27,6 +27,7 @@ from myelin_worker_triton.tuning import INTERPRETER
 
 pytestmark = pytest.mark.timeout(900)
 
+WHOLE = bool(os.environ.get("MYELIN_WHOLE_COMPLIANCE"))
 OPTIONS = EngineOptions(max_context=96, max_sequences=3, max_batch_tokens=64)
 TWO_LAYERS = {
     "llama": replace(RECIPES["llama"], n_layers=2, ffn_width=256),
@@ -217,9 +218,9 @@ def test_mistakes_are_errors(llama: Path) -> None:
 class TestCompliance(EngineCompliance):
     """What every engine is asked, of one family, but for what takes minutes here."""
 
-    recipes = ("qwen3",)
+    recipes = tuple(RECIPES) if WHOLE else ("qwen3",)
 
-    if not os.environ.get("MYELIN_WHOLE_COMPLIANCE"):
+    if not WHOLE:
         test_agrees_with_the_reference = None
         test_chunks_do_not_matter = None
         test_neighbours_do_not_matter = None

@@ -20,7 +20,14 @@ from myelin.model.quant import BLOCKS, GgmlType
 from myelin_testkit.blocks import random_blocks
 from myelin_worker_triton import operators as op
 from myelin_worker_triton.interpreting import speed_up
-from myelin_worker_triton.kernels.integer_dot import dot4_signed, dot4_unsigned, look_up8
+from myelin_worker_triton.kernels.integer_dot import (
+    both_halves,
+    dot4_signed,
+    dot4_unsigned,
+    interleaved,
+    look_up8,
+    pick8,
+)
 from myelin_worker_triton.kernels.quantise import quantise
 from myelin_worker_triton.layouts import BOOKS, LAYOUTS, Book
 from myelin_worker_triton.planes import Matrix, read_planes, repack
@@ -31,6 +38,7 @@ Doubles = NDArray[np.float64]
 
 TUNING = replace(INTERPRETER, rows=16, wide_rows=32, block=128, page=16, pages_a_split=2, vocabulary_block=64)
 GPU_LIKE = replace(TUNING, rows=4, groups=32, repeat=((1, 4), (2, 4), (4, 2), (8, 2)), wide_rows=8, wide_repeat=4)
+GPU_LIKE = replace(GPU_LIKE, book_repeat=8)
 """The tiles of a GPU: a warp's 32 groups, several tiles of rows a pass."""
 
 
@@ -112,27 +120,58 @@ def _books(
     T1: tl.constexpr,
     T2: tl.constexpr,
     T3: tl.constexpr,
-    LOW_IS_NEGATIVE: tl.constexpr,
     N: tl.constexpr,
 ) -> None:
     at = tl.arange(0, N)
-    lower, upper = look_up8(tl.load(codes + at), T0, T1, T2, T3, LOW_IS_NEGATIVE, False)
+    lower, upper = look_up8(tl.load(codes + at), T0, T1, T2, T3, False)
     tl.store(low + at, lower)
     tl.store(up + at, upper)
 
 
-@pytest.mark.parametrize("book", [Book.IQ4, Book.E2M1])
-def test_looking_up_nibbles(book: Book, generator: np.random.Generator) -> None:
+def nibbles(generator: np.random.Generator) -> tuple[NDArray[np.int64], torch.Tensor]:
+    """Codes ``[32, 8]``, and the words that hold them."""
     codes = generator.integers(0, 16, (32, 8))
     packed = (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)
-    words = torch.from_numpy(packed).view(torch.int32)[:, 0].contiguous()
+    return codes, torch.from_numpy(packed).view(torch.int32)[:, 0].contiguous()
+
+
+def test_looking_up_nibbles(generator: np.random.Generator) -> None:
+    codes, words = nibbles(generator)
     low, up = torch.zeros(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
-    t = [int(word) for word in np.abs(np.array(BOOKS[book])).astype(np.uint8).view(np.int32)]
-    negative = BOOKS[book][0] < 0
-    _books[(1,)](words, low, up, T0=t[0], T1=t[1], T2=t[2], T3=t[3], LOW_IS_NEGATIVE=negative, N=32)
-    expected = np.array(BOOKS[book])[codes] + 128
+    t = [int(word) for word in np.abs(np.array(BOOKS[Book.IQ4])).astype(np.uint8).view(np.int32)]
+    _books[(1,)](words, low, up, T0=t[0], T1=t[1], T2=t[2], T3=t[3], N=32)
+    expected = np.array(BOOKS[Book.IQ4])[codes] + 128
     np.testing.assert_array_equal(low.view(torch.uint8).reshape(32, 4), expected[:, :4])
     np.testing.assert_array_equal(up.view(torch.uint8).reshape(32, 4), expected[:, 4:])
+
+
+@triton.jit
+def _picks(codes: Any, low: Any, up: Any, x: Any, y: Any, T0: tl.constexpr, T1: tl.constexpr, N: tl.constexpr) -> None:
+    at = tl.arange(0, N)
+    lower, upper = pick8(tl.load(codes + at), T0, T1, False)
+    tl.store(low + at, lower)
+    tl.store(up + at, upper)
+    first, second = interleaved(tl.load(x + at), tl.load(y + at), False)
+    tl.store(x + at, first)
+    tl.store(y + at, second)
+
+
+MORE = np.array(BOOKS[Book.E2M1][:8]) + 12 - np.arange(8)
+"""What a value of E2M1 below code 8 has more than ``code - 12``."""
+
+
+def test_picking_for_the_nibbles_below_eight(generator: np.random.Generator) -> None:
+    codes, words = nibbles(generator)
+    low, up = torch.zeros(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
+    x, y = (generator.integers(0, 256, (32, 4)).astype(np.uint8) for _ in range(2))
+    first, second = (torch.from_numpy(v.copy()).view(torch.int32)[:, 0].contiguous() for v in (x, y))
+    t = [int(word) for word in MORE.astype(np.uint8).view(np.int32)]
+    _picks[(1,)](words, low, up, first, second, T0=t[0], T1=t[1], N=32)
+    found = np.concatenate([word.view(torch.uint8).reshape(32, 4).numpy() for word in (low, up)], 1)
+    np.testing.assert_array_equal(found + codes - 12, np.array(BOOKS[Book.E2M1])[codes])
+    pairs = np.stack([x, y], 2).reshape(32, 8)
+    np.testing.assert_array_equal(first.view(torch.uint8).reshape(32, 4), pairs[:, :4])
+    np.testing.assert_array_equal(second.view(torch.uint8).reshape(32, 4), pairs[:, 4:])
 
 
 def picked(first: int, second: int, selector: int) -> int:
@@ -146,16 +185,35 @@ def picked(first: int, second: int, selector: int) -> int:
     return int.from_bytes(chosen, "little")
 
 
-@pytest.mark.parametrize("book", [Book.IQ4, Book.E2M1])
-def test_the_instructions_that_look_up_nibbles(book: Book, generator: np.random.Generator) -> None:
-    """What the GPU runs in place of the twin above, instruction by instruction."""
-    low, more_low, up, more_up = (int(word) for word in np.abs(np.array(BOOKS[book])).astype(np.uint8).view(np.uint32))
-    sign = 1 if BOOKS[book][0] < 0 else -1
+def test_the_instructions_that_look_up_nibbles(generator: np.random.Generator) -> None:
+    """What the GPU runs in place of the twins above, instruction by instruction."""
+    iq4, e2m1 = np.array(BOOKS[Book.IQ4]), np.array(BOOKS[Book.E2M1])
+    low, more_low, up, more_up = (int(word) for word in np.abs(iq4).astype(np.uint8).view(np.uint32))
+    more, more_of_it = (int(word) for word in MORE.astype(np.uint8).view(np.uint32))
     for codes in [*generator.integers(0, 16, (500, 4)), *([c] * 4 for c in range(16))]:
         selector = sum(int(code) << 4 * place for place, code in enumerate(codes))
         a, b = picked(low, more_low, selector), picked(up, more_up, selector ^ 0x8888)
-        found = (0x80808080 + sign * (b - a)) % 2**32
-        assert list(found.to_bytes(4, "little")) == [BOOKS[book][code] + 128 for code in codes]
+        found = (0x80808080 + b - a) % 2**32
+        assert list(found.to_bytes(4, "little")) == [iq4[code] + 128 for code in codes]
+        bytes_more = picked(more, more_of_it, selector).to_bytes(4, "little")
+        assert [int(c) - 12 + byte for c, byte in zip(codes, bytes_more, strict=True)] == [e2m1[c] for c in codes]
+    x, y = 0x33221100, 0x77665544
+    assert picked(x, y, 0x5140) == 0x55114400
+    assert picked(x, y, 0x7362) == 0x77336622
+
+
+@triton.jit
+def _both(sums: Any, out: Any, FACTOR: tl.constexpr, N: tl.constexpr) -> None:
+    at = tl.arange(0, N)
+    tl.store(out + at, both_halves(tl.load(sums + at), FACTOR, tl.load(out + at), False))
+
+
+@pytest.mark.parametrize("factor", [-128, -16, 1])
+def test_sums_of_both_halves(factor: int, generator: np.random.Generator) -> None:
+    halves = generator.integers(-2032, 2033, (32, 2)).astype(np.int16)
+    out = torch.full((32,), 0x4B400000, dtype=torch.int32)
+    _both[(1,)](torch.from_numpy(halves).view(torch.int32), out, FACTOR=factor, N=32)
+    np.testing.assert_array_equal(out, 0x4B400000 + factor * halves.astype(int).sum(1))
 
 
 # Quantised activations.
@@ -221,9 +279,14 @@ def test_every_type(kind: str, columns: int, generator: np.random.Generator) -> 
     check_project(TUNING, (make(kind, 21, k, generator),), columns, generator)
 
 
-@pytest.mark.parametrize("kind", ["F32", "BF16", "Q4_0", "Q4_K", "Q5_1", "Q6_K", "Q8_0", "Q2_K", "Q3_K", "MXFP4"])
-def test_every_layout_with_the_tiles_of_a_gpu(kind: str, generator: np.random.Generator) -> None:
-    check_project(GPU_LIKE, (make(kind, 19, 1280, generator),), 1, generator)
+GPU_KINDS = ["F32", "BF16", "Q4_0", "Q4_K", "Q5_1", "Q6_K", "Q8_0", "Q2_K", "Q3_K", "IQ4_NL", "MXFP4"]
+
+
+@pytest.mark.parametrize("kind", GPU_KINDS)
+@pytest.mark.parametrize("rows", [19, 32])
+def test_every_layout_with_the_tiles_of_a_gpu(kind: str, rows: int, generator: np.random.Generator) -> None:
+    """Of rows that are whole tiles, and of some that aren't."""
+    check_project(GPU_LIKE, (make(kind, rows, 1280, generator),), 1, generator)
 
 
 @pytest.mark.parametrize("rows", [1, 15, 16, 17])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from myelin.model.quant import BLOCKS, GgmlType, dequantize
 from myelin_testkit.blocks import random_blocks
-from myelin_worker_triton.layouts import BOOKS, LAYOUTS, Book, Plain, padded_stride
+from myelin_worker_triton.layouts import BOOKS, E2M1_CODES, LAYOUTS, Book, Plain, padded_stride
 from myelin_worker_triton.planes import plane_strides, planned_bytes, read_planes, repack
 from myelin_worker_triton.support import SUPPORTED_TYPES
 
@@ -93,5 +93,9 @@ def test_codebooks_are_those_of_ggml() -> None:
     from gguf import quants
 
     np.testing.assert_array_equal(BOOKS[Book.IQ4], quants.IQ4_NL.kvalues)
-    np.testing.assert_array_equal(BOOKS[Book.E2M1], quants.MXFP4.kvalues)
+    np.testing.assert_array_equal(np.array(BOOKS[Book.E2M1])[list(E2M1_CODES)], quants.MXFP4.kvalues)
+    codes = np.arange(16)
+    more = np.array(BOOKS[Book.E2M1]) - (codes - 12)
+    assert not more[8:].any()
+    assert ((more[:8] >= 0) & (more[:8] < 128)).all()  # a byte whose sign isn't set
     assert not Plain.NO  # the kernels take it for false

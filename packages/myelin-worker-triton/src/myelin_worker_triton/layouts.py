@@ -7,7 +7,7 @@ the matrix, cut into groups of 32 elements ``e[0..31]``:
 plane                   words a group   content
 ======================  ==============  ===============================================================================
 low, 4 bits             4               byte ``i`` of the 16: code of ``e[i]`` below, code of ``e[i + 16]`` above
-low, 4 bits, codebook   4               word ``j``: codes of ``e[4j..4j+3]`` in nibbles 0–3, of ``e[16+4j..]`` in 4–7
+low, 4 bits, IQ4        4               word ``j``: codes of ``e[4j..4j+3]`` in nibbles 0–3, of ``e[16+4j..]`` in 4–7
 low, 8 bits             4 + 4           bytes of ``e[0..15]``; those of ``e[16..31]`` lie half a row further on
 low, 2 bits             2               word ``s``, byte ``b``, bits ``2j``: code of ``e[16s + 4j + b]``
 high, 1 bit             1               byte ``b``, bit ``j``: top bit of ``e[4j + b]``
@@ -52,7 +52,11 @@ class Plain(IntEnum):
 
 
 class Book(IntEnum):
-    """Codebooks of 16 signed values."""
+    """Codebooks of 16 signed values.
+
+    ``E2M1`` (MXFP4) isn't stored in ggml's order, but so that a code ``c`` from 8 on means ``c - 12`` and one below 8 not
+    less: then ``value + 12`` is ``c``, as of a plain type, and for ``c`` below 8 a byte of a table of eight more.
+    """
 
     NONE = 0
     IQ4 = 1
@@ -61,9 +65,13 @@ class Book(IntEnum):
 
 BOOKS: dict[Book, tuple[int, ...]] = {
     Book.IQ4: (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
-    Book.E2M1: (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12),
+    Book.E2M1: (-12, -8, -6, 4, 6, 8, 12, 0, -4, -3, -2, -1, 0, 1, 2, 3),
 }
-"""``kvalues_iq4nl`` and ``kvalues_mxfp4`` of ggml (the latter twice the real values, its scales half)."""
+"""``kvalues_iq4nl`` of ggml, and the values of its ``kvalues_mxfp4`` (twice the real ones, its scales half) in the order
+of our codes."""
+
+E2M1_CODES = (12, 13, 14, 15, 3, 4, 5, 6, 12, 11, 10, 9, 8, 2, 1, 0)
+"""Our code for each of ggml's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,8 @@ def launch_project(
     """``out[:, :] (+)= activations @ matrices.T``: see ``kernels/project.py``. ``columns`` is 1, 2, 4 or 8."""
     parts = [*matrices, *[matrices[0]] * (3 - len(matrices))]
     rows = [matrix.rows for matrix in parts]
-    repeat = tuning.repeat_for(columns)
+    dear = columns == 1 and any(matrix.layout.book is Book.IQ4 for matrix in matrices)
+    repeat = tuning.book_repeat if dear else tuning.repeat_for(columns)
     tile = repeat * tuning.rows
     tiles = sum(-(-matrix.rows // tile) for matrix in matrices)
     grid = (min(tiles, tuning.multiprocessors * tuning.programs),)
@@ -174,7 +175,7 @@ def launch_project(
         arguments += [matrix.low, matrix.high, matrix.scales, matrix.gain, rows[index]]
     constants: dict[str, Any] = {}
     for letter, matrix in zip("ABC", parts, strict=True):
-        constants |= specialisation(matrix, letter)
+        constants |= specialisation(matrix, letter) | {f"EXACT_{letter}": matrix.rows % tile == 0}
     project[grid](
         *arguments,
         K=activations.columns,
@@ -248,6 +249,7 @@ def launch_gate_up(
         POST=post,
         WANT_INT8=want_int8,
         WANT_FLOAT=want_float,
+        EXACT=gate.rows % tile == 0,
         QUANTISE=quantise,
         GELU=gelu,
         REPEAT=tuning.wide_repeat,

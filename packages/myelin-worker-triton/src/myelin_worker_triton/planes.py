@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from myelin_worker_triton.layouts import BOOKS, GROUP, LAYOUTS, Book, Layout, Plain, Scales, padded_stride
+from myelin_worker_triton.layouts import BOOKS, E2M1_CODES, GROUP, LAYOUTS, Book, Layout, Plain, Scales, padded_stride
 
 Tensor = torch.Tensor
 
@@ -166,7 +166,7 @@ def _pack_low(layout: Layout, codes: Tensor) -> Tensor:
         return split.contiguous().view(torch.int32)
     if layout.low == 2:
         return _pack_bits(codes & 3, 2)
-    if layout.book is not Book.NONE:
+    if layout.book is Book.IQ4:
         quads = codes.view(rows, -1, 2, 4, 2, 2)  # half, word, pair, place
         pairs = quads[..., 0] | quads[..., 1] << 4
         packed = pairs.permute(0, 1, 3, 2, 4)
@@ -318,7 +318,8 @@ def _iq4_xs(raw: Tensor) -> Unpacked:
 def _mxfp4(raw: Tensor) -> Unpacked:
     blocks = _blocks(raw, 17)
     exponents = blocks[:, :, 0].to(torch.float64) - 128.0  # half of 2^(e - 127): the codebook is doubled
-    return _nibbles(blocks[:, :, 1:]), torch.exp2(exponents).to(torch.float32)
+    ours = torch.tensor(E2M1_CODES, dtype=torch.uint8, device=raw.device)
+    return ours[_nibbles(blocks[:, :, 1:]).long()], torch.exp2(exponents).to(torch.float32)
 
 
 _UNPACK: dict[str, Callable[[Tensor], Unpacked]] = {
@@ -366,7 +367,7 @@ def read_planes(matrix: Matrix) -> NDArray[np.float64]:
             code = ((low[:, at] >> 8 * byte & 255) ^ 128) - 128
         elif layout.low == 2:
             code = low[:, np.arange(groups) * 2 + half] >> (8 * byte + 2 * word) & 3
-        elif book is not None:
+        elif layout.book is Book.IQ4:
             code = low[:, np.arange(groups) * 4 + word] >> (16 * half + 4 * byte) & 15
         else:
             code = low[:, np.arange(groups) * 4 + word] >> (8 * byte + 4 * half) & 15

@@ -27,7 +27,7 @@ import torch
 
 from myelin_worker_triton import operators as op
 from myelin_worker_triton.budgets import BUDGETS, H200_INSTRUCTIONS_PER_BYTE, LAUNCHES_PER_LAYER
-from myelin_worker_triton.layouts import LAYOUTS, Plain, Scales
+from myelin_worker_triton.layouts import LAYOUTS, Book, Plain, Scales
 from myelin_worker_triton.planes import Matrix, plane_strides
 from myelin_worker_triton.tuning import AMD, NVIDIA, Tuning
 
@@ -221,20 +221,21 @@ def load_bits(lines: Sequence[str]) -> int:
     return max(widths)
 
 
-def weight_loop(lines: Sequence[str], weights: int, columns: int, needle: str) -> tuple[float, list[str]] | None:
+def weight_loop(lines: Sequence[str], weights: int, columns: int, needle: str, times: int = 1) -> tuple[float, list[str]] | None:
     """Instructions per weight of the dearest inner loop that has ``needle`` in it, and that loop.
 
     Args:
         weights: What a thread consumes in a round, before any unrolling.
         columns: How often each is multiplied.
         needle: The instruction that multiplies; their number tells how far the loop was unrolled.
+        times: How often a weight is multiplied for each column.
     """
     found = [loop for loop in inner_loops(lines) if any(needle in line for line in loop)]
     if not found:
         return None
     loop = max(found, key=len)
-    products = sum(needle in line for line in loop) * (4 if needle == "IDP" else 1)
-    rounds = max(1, round(products / (weights * columns)))
+    products = sum(needle in line for line in loop) * (4 if needle == "IDP.4A" else 1)
+    rounds = max(1, round(products / (weights * columns * times)))
     return len(loop) / (weights * rounds), loop
 
 
@@ -367,10 +368,12 @@ def measure(launch: Launch, target: str, name: str, kind: str) -> Report:
     per_weight: float | None = None
     width = load_bits(lines)
     if "REPEAT" in launch.constants:
-        plain = LAYOUTS[kind.split("+")[0]].plain
+        layout = LAYOUTS[kind.split("+")[0]]
+        plain = layout.plain
         repeat, columns = int(launch.constants["REPEAT"]), int(launch.constants["COLUMNS"])
         elements = 32 if not plain else 4 if plain is Plain.F32 else 8
-        found = weight_loop(lines, repeat * elements, columns, "FFMA" if plain else "IDP")
+        times = 2 if layout.book is Book.E2M1 else 1  # as a plain code, and for what a table has more
+        found = weight_loop(lines, repeat * elements, columns, "FFMA" if plain else "IDP.4A", times)
         if found is not None:
             per_weight, loop = found
             width = load_bits(loop)

@@ -17,6 +17,7 @@ class Tuning:
         groups: Groups of 32 elements in a tile: the lanes of a warp, so that each thread has one.
         rows, warps: Rows of a tile of the projections, and warps: one row each.
         repeat: Tiles of rows that one pass over the activations serves, by columns.
+        book_repeat: The same for one column where IQ4's codebook is among the types: it costs most instructions.
         wide_rows, wide_warps, wide_repeat: The same for gate and up, whose tiles are whole groups of 32 rows.
         block: Elements that a program normalises at once.
         page: Positions of a page of keys and values.
@@ -37,6 +38,7 @@ class Tuning:
     rows: int = 4
     warps: int = 4
     repeat: tuple[tuple[int, int], ...] = ((1, 4), (2, 4), (4, 2), (8, 2))
+    book_repeat: int = 8
     wide_rows: int = 8
     wide_warps: int = 8
     wide_repeat: int = 4
@@ -69,6 +71,7 @@ INTERPRETER = Tuning(
     groups=8,
     rows=512,
     repeat=((1, 1), (2, 1), (4, 1), (8, 1)),
+    book_repeat=1,
     wide_rows=512,
     wide_repeat=1,
     block=512,

@@ -57,12 +57,13 @@ def elements(
             code = (found >> (8 * byte + 2 * word)) & 3
         else:
             found = tl.load(low + row * LOW_STRIDE + group * 4 + word, mask=mask, other=0)
-            if BOOK:
+            if BOOK == 1:
                 code = (found >> (16 * half + 4 * byte)) & 15
-                table = tl.where(code < 8, tl.where(code < 4, T0, T1), tl.where(code < 12, T2, T3))
-                code = (table << (24 - 8 * (code & 3))) >> 24
             else:
                 code = (found >> (8 * byte + 4 * half)) & 15
+            if BOOK:
+                table = tl.where(code < 8, tl.where(code < 4, T0, T1), tl.where(code < 12, T2, T3))
+                code = (table << (24 - 8 * (code & 3))) >> 24
         if HIGH == 1:
             bits = tl.load(high + row * HIGH_STRIDE + group, mask=mask, other=0)
             code = code | (((bits >> (8 * byte + 4 * half + word)) & 1) << LOW)

@@ -75,6 +75,7 @@ def gate_up(
     POST: tl.constexpr,
     WANT_INT8: tl.constexpr,
     WANT_FLOAT: tl.constexpr,
+    EXACT: tl.constexpr,
     QUANTISE: tl.constexpr,
     GELU: tl.constexpr,
     REPEAT: tl.constexpr,
@@ -89,8 +90,11 @@ def gate_up(
     Args:
         hq, hd, hi, hf: The result as activations of ``rows`` elements: ``hf`` (``float32[COLUMNS, H_STRIDE]``) always,
             the others with ``QUANTISE``.
+        EXACT: ``rows`` are whole tiles.
     """
     TILE: tl.constexpr = REPEAT * ROWS
+    UNROLL_A: tl.constexpr = 2 if ((FORMAT_A >> 8) & 3) != 0 and COLUMNS == 1 else 1
+    UNROLL_B: tl.constexpr = 2 if ((FORMAT_B >> 8) & 3) != 0 and COLUMNS == 1 else 1
     prepare(
         x,
         y,
@@ -115,11 +119,11 @@ def gate_up(
         row0 = tile * TILE
         gates = row_dots(
             low_a, high_a, scales_a, gain_a, words, xd, xi, xf, row0, rows - 1, K, LOW_A, HIGH_A, SCALE_A, X_STRIDE,
-            FORMAT_A, REPEAT, COLUMNS, ROWS, GROUPS, 1, A0, A1, A2, A3, USE_ASM,
+            FORMAT_A, REPEAT, COLUMNS, ROWS, GROUPS, EXACT, UNROLL_A, A0, A1, A2, A3, USE_ASM,
         )  # fmt: skip
         ups = row_dots(
             low_b, high_b, scales_b, gain_b, words, xd, xi, xf, row0, rows - 1, K, LOW_B, HIGH_B, SCALE_B, X_STRIDE,
-            FORMAT_B, REPEAT, COLUMNS, ROWS, GROUPS, 1, B0, B1, B2, B3, USE_ASM,
+            FORMAT_B, REPEAT, COLUMNS, ROWS, GROUPS, EXACT, UNROLL_B, B0, B1, B2, B3, USE_ASM,
         )  # fmt: skip
         for r in tl.static_range(REPEAT):
             row = row0 + r * ROWS + tl.arange(0, ROWS)

@@ -1,5 +1,5 @@
-"""Four signed or unsigned bytes times four signed bytes, and a codebook of 16 values: the two steps that need an
-instruction.
+"""Four signed or unsigned bytes times four signed bytes, two sums in one word times a number, and a codebook of 16
+values: the steps that need an instruction.
 
 Each has a twin in plain Triton, exact to the bit, which is what an interpreter or a GPU of another kind runs
 (``USE_ASM=False``).
@@ -56,6 +56,24 @@ def dot4_signed(codes, activations, total, USE_ASM: tl.constexpr):
 
 
 @triton.jit
+def both_halves(sums, FACTOR: tl.constexpr, total, USE_ASM: tl.constexpr):
+    """``total + FACTOR * (lower + upper)`` of the two ``int16`` in each int32 word; ``FACTOR`` from -128 to 127."""
+    if USE_ASM:
+        FACTORS: tl.constexpr = (FACTOR & 0xFF) * 0x0101
+        total = tl.inline_asm_elementwise(
+            "dp2a.lo.s32.s32 $0, $1, $2, $3;",
+            "=r,r,r,r",
+            [sums, FACTORS, total],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        total = total + FACTOR * (((sums << 16) >> 16) + (sums >> 16))
+    return total
+
+
+@triton.jit
 def held(VALUE: tl.constexpr, USE_ASM: tl.constexpr):
     """A constant, int32, in a register of its own: one that is known for a constant is loaded anew at each use.
 
@@ -76,43 +94,29 @@ def held(VALUE: tl.constexpr, USE_ASM: tl.constexpr):
 
 
 @triton.jit
-def look_up8(codes, low, LOW: tl.constexpr, up, UP: tl.constexpr, LOW_IS_NEGATIVE: tl.constexpr, USE_ASM: tl.constexpr):
+def look_up8(codes, low, LOW: tl.constexpr, up, UP: tl.constexpr, USE_ASM: tl.constexpr):
     """128 more than a codebook's values for the nibbles of each int32 word, as unsigned bytes: for the nibbles of bits
-    0-15 in one word, of bits 16-31 in another.
+    0-15 in one word, of bits 16-31 in another. The values of codes 0-7 aren't positive, those of 8-15 not negative.
 
     Args:
         low, LOW: Magnitudes (0-127) of the values of codes 0-3 and of 4-7, int32 words of four bytes.
         up, UP: The same of codes 8-11 and 12-15.
-        LOW_IS_NEGATIVE: The values of codes 0-7 are the negative ones; otherwise those of 8-15 are.
     """
     if USE_ASM:
         # prmt picks a byte by three bits of a nibble; the fourth bit, where it is set, makes it that byte's sign
         # instead, eight times: 0 here. So of the two halves' magnitudes one is 0, and 128 more than their difference
         # never borrows from the next byte.
-        if LOW_IS_NEGATIVE:
-            lower, upper = tl.inline_asm_elementwise(
-                "{ .reg .b32 s, n, a, b; xor.b32 n, $2, 0x88888888; shr.u32 s, $2, 16;"
-                " prmt.b32 a, $3, $4, $2; prmt.b32 b, $5, $6, n; sub.s32 b, b, a; add.s32 $0, b, 0x80808080;"
-                " shr.u32 n, n, 16;"
-                " prmt.b32 a, $3, $4, s; prmt.b32 b, $5, $6, n; sub.s32 b, b, a; add.s32 $1, b, 0x80808080; }",
-                "=&r,=&r,r,r,r,r,r",
-                [codes, low, LOW, up, UP],
-                dtype=(tl.int32, tl.int32),
-                is_pure=True,
-                pack=1,
-            )
-        else:
-            lower, upper = tl.inline_asm_elementwise(
-                "{ .reg .b32 s, n, a, b; xor.b32 n, $2, 0x88888888; shr.u32 s, $2, 16;"
-                " prmt.b32 a, $3, $4, $2; prmt.b32 b, $5, $6, n; sub.s32 a, a, b; add.s32 $0, a, 0x80808080;"
-                " shr.u32 n, n, 16;"
-                " prmt.b32 a, $3, $4, s; prmt.b32 b, $5, $6, n; sub.s32 a, a, b; add.s32 $1, a, 0x80808080; }",
-                "=&r,=&r,r,r,r,r,r",
-                [codes, low, LOW, up, UP],
-                dtype=(tl.int32, tl.int32),
-                is_pure=True,
-                pack=1,
-            )
+        lower, upper = tl.inline_asm_elementwise(
+            "{ .reg .b32 s, n, a, b; xor.b32 n, $2, 0x88888888; shr.u32 s, $2, 16;"
+            " prmt.b32 a, $3, $4, $2; prmt.b32 b, $5, $6, n; sub.s32 b, b, a; add.s32 $0, b, 0x80808080;"
+            " shr.u32 n, n, 16;"
+            " prmt.b32 a, $3, $4, s; prmt.b32 b, $5, $6, n; sub.s32 b, b, a; add.s32 $1, b, 0x80808080; }",
+            "=&r,=&r,r,r,r,r,r",
+            [codes, low, LOW, up, UP],
+            dtype=(tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
     else:
         lower = codes * 0
         upper = codes * 0
@@ -120,9 +124,54 @@ def look_up8(codes, low, LOW: tl.constexpr, up, UP: tl.constexpr, LOW_IS_NEGATIV
             code = (codes >> (4 * i)) & 0xF
             word = tl.where(code < 8, tl.where(code < 4, low, LOW), tl.where(code < 12, up, UP))
             size = (word >> ((code & 3) * 8)) & 0xFF
-            byte = tl.where((code < 8) == LOW_IS_NEGATIVE, 128 - size, 128 + size) << (8 * (i % 4))
+            byte = tl.where(code < 8, 128 - size, 128 + size) << (8 * (i % 4))
             if i < 4:
                 lower = lower | byte
             else:
                 upper = upper | byte
+    return lower, upper
+
+
+@triton.jit
+def pick8(codes, first, SECOND: tl.constexpr, USE_ASM: tl.constexpr):
+    """A table's bytes for the nibbles below 8 of each int32 word, and 0 for the others: for those of bits 0-15 in one
+    word, of bits 16-31 in another. ``first`` and ``SECOND`` are the table, eight bytes below 128."""
+    if USE_ASM:
+        lower, upper = tl.inline_asm_elementwise(
+            "{ .reg .b32 s; shr.u32 s, $2, 16; prmt.b32 $0, $3, $4, $2; prmt.b32 $1, $3, $4, s; }",
+            "=&r,=r,r,r,r",
+            [codes, first, SECOND],
+            dtype=(tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        lower = codes * 0
+        upper = codes * 0
+        for i in tl.static_range(8):
+            code = (codes >> (4 * i)) & 0xF
+            byte = (tl.where(code < 4, first, SECOND) >> ((code & 3) * 8)) & 0xFF
+            byte = tl.where(code < 8, byte, 0) << (8 * (i % 4))
+            if i < 4:
+                lower = lower | byte
+            else:
+                upper = upper | byte
+    return lower, upper
+
+
+@triton.jit
+def interleaved(x, y, USE_ASM: tl.constexpr):
+    """Bytes ``x[0], y[0], x[1], y[1]`` of int32 words, and ``x[2], y[2], x[3], y[3]``: the order of a word's nibbles."""
+    if USE_ASM:
+        lower, upper = tl.inline_asm_elementwise(
+            "prmt.b32 $0, $2, $3, 0x5140; prmt.b32 $1, $2, $3, 0x7362;",
+            "=&r,=r,r,r",
+            [x, y],
+            dtype=(tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
+    else:
+        lower = (x & 0xFF) | ((y & 0xFF) << 8) | ((x & 0xFF00) << 8) | ((y & 0xFF00) << 16)
+        upper = ((x >> 16) & 0xFF) | ((y >> 8) & 0xFF00) | ((x >> 8) & 0xFF0000) | (y & -0x1000000)
     return lower, upper

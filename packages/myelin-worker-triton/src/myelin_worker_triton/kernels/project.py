@@ -47,6 +47,7 @@ def _tile(
     X_STRIDE: tl.constexpr,
     OUT_STRIDE: tl.constexpr,
     FORMAT: tl.constexpr,
+    EXACT: tl.constexpr,
     EPILOGUE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -82,6 +83,7 @@ def _tile(
         COLUMNS,
         ROWS,
         GROUPS,
+        EXACT,
         2 if ((FORMAT >> 8) & 3) != 0 and COLUMNS == 1 else 1,
         T0,
         T1,
@@ -141,14 +143,17 @@ def project(
     LOW_A: tl.constexpr,
     HIGH_A: tl.constexpr,
     SCALE_A: tl.constexpr,
+    EXACT_A: tl.constexpr,
     FORMAT_B: tl.constexpr,
     LOW_B: tl.constexpr,
     HIGH_B: tl.constexpr,
     SCALE_B: tl.constexpr,
+    EXACT_B: tl.constexpr,
     FORMAT_C: tl.constexpr,
     LOW_C: tl.constexpr,
     HIGH_C: tl.constexpr,
     SCALE_C: tl.constexpr,
+    EXACT_C: tl.constexpr,
     A0: tl.constexpr,
     A1: tl.constexpr,
     A2: tl.constexpr,
@@ -182,7 +187,8 @@ def project(
         xq, xd, xi, xf: Scratch that the prologue fills; without it, the input. ``xq`` is ``int8``.
         out: ``float32[COLUMNS, OUT_STRIDE]``; with ``EPILOGUE`` 1 it is added to.
         low_*, high_*, scales_*, gain_*, rows_*: The matrices, see ``layouts.py``; ``FORMAT_*`` is their layout's code,
-            ``LOW_*``, ``HIGH_*``, ``SCALE_*`` their strides, ``A0``… the words of their codebooks.
+            ``LOW_*``, ``HIGH_*``, ``SCALE_*`` their strides, ``EXACT_*`` whether their rows are whole tiles, ``A0``…
+            the words of their codebooks.
         bias: ``float32``, one for each row of ``out``, with ``HAS_BIAS``.
     """
     if PREPARE:
@@ -217,7 +223,7 @@ def project(
         if tile < tiles_a:
             _tile(
                 tile, low_a, high_a, scales_a, gain_a, bias, rows_a, words, xd, xi, xf, out, softcap, K, LOW_A, HIGH_A,
-                SCALE_A, X_STRIDE, OUT_STRIDE, FORMAT_A, EPILOGUE, HAS_BIAS, SOFTCAP, REPEAT, COLUMNS, ROWS, GROUPS,
+                SCALE_A, X_STRIDE, OUT_STRIDE, FORMAT_A, EXACT_A, EPILOGUE, HAS_BIAS, SOFTCAP, REPEAT, COLUMNS, ROWS, GROUPS,
                 A0, A1, A2, A3, USE_ASM,
             )  # fmt: skip
         if PARTS > 1:
@@ -225,13 +231,13 @@ def project(
                 _tile(
                     tile - tiles_a, low_b, high_b, scales_b, gain_b, bias + rows_a, rows_b, words, xd, xi, xf,
                     out + rows_a,
-                    softcap, K, LOW_B, HIGH_B, SCALE_B, X_STRIDE, OUT_STRIDE, FORMAT_B, EPILOGUE, HAS_BIAS, SOFTCAP,
+                    softcap, K, LOW_B, HIGH_B, SCALE_B, X_STRIDE, OUT_STRIDE, FORMAT_B, EXACT_B, EPILOGUE, HAS_BIAS, SOFTCAP,
                     REPEAT, COLUMNS, ROWS, GROUPS, B0, B1, B2, B3, USE_ASM,
                 )  # fmt: skip
         if PARTS > 2:
             if tile >= tiles_b:
                 _tile(
                     tile - tiles_b, low_c, high_c, scales_c, gain_c, bias + rows_a + rows_b, rows_c, words, xd, xi, xf,
-                    out + rows_a + rows_b, softcap, K, LOW_C, HIGH_C, SCALE_C, X_STRIDE, OUT_STRIDE, FORMAT_C, EPILOGUE,
+                    out + rows_a + rows_b, softcap, K, LOW_C, HIGH_C, SCALE_C, X_STRIDE, OUT_STRIDE, FORMAT_C, EXACT_C, EPILOGUE,
                     HAS_BIAS, SOFTCAP, REPEAT, COLUMNS, ROWS, GROUPS, C0, C1, C2, C3, USE_ASM,
                 )  # fmt: skip

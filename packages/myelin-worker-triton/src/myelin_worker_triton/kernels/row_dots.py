@@ -21,7 +21,7 @@ threads at the very end. So what a column gives depends on nothing but its own a
 import triton
 import triton.language as tl
 
-from myelin_worker_triton.kernels.integer_dot import dot4_signed, dot4_unsigned, held, look_up8
+from myelin_worker_triton.kernels.integer_dot import both_halves, dot4_signed, dot4_unsigned, held, interleaved, look_up8, pick8
 
 MAGIC: tl.constexpr = tl.constexpr(0x4B400000)
 MAGIC_FLOAT: tl.constexpr = tl.constexpr(12582912.0)
@@ -62,6 +62,26 @@ def _load(pointers, zeros, place, count, MASKED: tl.constexpr):
 
 
 @triton.jit
+def _at(plane, row, group, WIDTH: tl.constexpr, STRIDE: tl.constexpr, GROUPS: tl.constexpr):
+    """Where rows' next ``GROUPS`` groups of ``WIDTH`` elements are in a plane: pointers ``[ROWS, WIDTH * GROUPS]``.
+
+    All in 64 bits, so that a constant in ``row`` becomes part of the load instruction.
+    """
+    elements = tl.arange(0, WIDTH * GROUPS).to(tl.int64) + group * WIDTH
+    return plane + (row[:, None] * STRIDE + elements[None, :])
+
+
+@triton.jit
+def _rows(row0, last_row, r: tl.constexpr, ROWS: tl.constexpr, EXACT: tl.constexpr):
+    """The rows of tile ``r`` of a program, int64: all there with ``EXACT``, or the last one in place of what isn't."""
+    if EXACT:
+        row = (row0 + tl.arange(0, ROWS)).to(tl.int64) + r * ROWS
+    else:
+        row = tl.minimum(row0 + r * ROWS + tl.arange(0, ROWS), last_row).to(tl.int64)
+    return row
+
+
+@triton.jit
 def _activations(
     xq,
     xd,
@@ -73,17 +93,17 @@ def _activations(
     GROUPS: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Of one column's next ``GROUPS`` groups: eight words, scale, sums of both halves. Every row gets its own copy."""
+    """Of one column's next ``GROUPS`` groups: eight words, scale, sums of both halves in a word. Every row gets its own copy."""
     words = tl.arange(0, GROUPS * 4)
     groups = tl.arange(0, GROUPS)
-    at = zeros[:, None] + ((words // 4) * 8 + words % 4 + group * 8)[None, :]
+    at = zeros[:, None] + (((words // 4) * 8 + words % 4).to(tl.int64) + group * 8)[None, :]
     place = words // 4 + group
     x0, x1, x2, x3 = _split4(_load(xq + at, zeros, place, count, MASKED), ROWS, GROUPS)
     x4, x5, x6, x7 = _split4(_load(xq + at + 4, zeros, place, count, MASKED), ROWS, GROUPS)
-    at_group = zeros[:, None] + (groups + group)[None, :]
+    at_group = zeros[:, None] + (groups.to(tl.int64) + group)[None, :]
     scale = _load(xd + at_group, zeros, groups + group, count, MASKED)
     sums = _load(xi + at_group, zeros, groups + group, count, MASKED)
-    return x0, x1, x2, x3, x4, x5, x6, x7, scale, (sums << 16) >> 16, sums >> 16
+    return x0, x1, x2, x3, x4, x5, x6, x7, scale, sums
 
 
 @triton.jit
@@ -91,35 +111,33 @@ def _codes(
     low,
     high,
     row,
+    zeros,
     group,
     count,
     LOW_STRIDE: tl.constexpr,
     HIGH_STRIDE: tl.constexpr,
     FORMAT: tl.constexpr,
-    ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
+    ROWS: tl.constexpr,
     MASKED: tl.constexpr,
     book_low,
     BOOK_LOW: tl.constexpr,
     book_up,
     BOOK_UP: tl.constexpr,
-    LOW_IS_NEGATIVE: tl.constexpr,
     USE_ASM: tl.constexpr,
 ):
     """The codes of a tile as eight words of four bytes, in the order of the activations.
 
-    With plain nibbles (4 bits, no high plane, no codebook) words 4–7 are 16 times the codes: that saves a shift each.
+    With plain nibbles (4 bits, no high plane, not IQ4's codebook) words 4–7 are 16 times the codes: that saves a shift each.
     """
     LOW: tl.constexpr = FORMAT & 15
     HIGH: tl.constexpr = (FORMAT >> 4) & 3
     BOOK: tl.constexpr = (FORMAT >> 8) & 3
     groups = tl.arange(0, GROUPS)
-    zeros = row * 0
-    row = row.to(tl.int64)
     if LOW == 2:
         words = tl.arange(0, GROUPS * 2)
-        at = row[:, None] * LOW_STRIDE + (words + group * 2)[None, :]
-        a, b = _split2(_load(low + at, zeros, words // 2 + group, count, MASKED), ROWS, GROUPS)
+        at = _at(low, row, group, 2, LOW_STRIDE, GROUPS)
+        a, b = _split2(_load(at, zeros, words // 2 + group, count, MASKED), ROWS, GROUPS)
         v0 = a & 0x03030303
         v1 = (a >> 2) & 0x03030303
         v2 = (a >> 4) & 0x03030303
@@ -129,18 +147,17 @@ def _codes(
         v6 = (b >> 4) & 0x03030303
         v7 = (b >> 6) & 0x03030303
     else:
-        words = tl.arange(0, GROUPS * 4)
-        at = row[:, None] * LOW_STRIDE + (words + group * 4)[None, :]
-        place = words // 4 + group
-        w0, w1, w2, w3 = _split4(_load(low + at, zeros, place, count, MASKED), ROWS, GROUPS)
+        place = tl.arange(0, GROUPS * 4) // 4 + group
+        at = _at(low, row, group, 4, LOW_STRIDE, GROUPS)
+        w0, w1, w2, w3 = _split4(_load(at, zeros, place, count, MASKED), ROWS, GROUPS)
         if LOW == 8:
             v0, v1, v2, v3 = w0, w1, w2, w3
-            v4, v5, v6, v7 = _split4(_load(low + LOW_STRIDE // 2 + at, zeros, place, count, MASKED), ROWS, GROUPS)
-        elif BOOK:
-            v0, v4 = look_up8(w0, book_low, BOOK_LOW, book_up, BOOK_UP, LOW_IS_NEGATIVE, USE_ASM)
-            v1, v5 = look_up8(w1, book_low, BOOK_LOW, book_up, BOOK_UP, LOW_IS_NEGATIVE, USE_ASM)
-            v2, v6 = look_up8(w2, book_low, BOOK_LOW, book_up, BOOK_UP, LOW_IS_NEGATIVE, USE_ASM)
-            v3, v7 = look_up8(w3, book_low, BOOK_LOW, book_up, BOOK_UP, LOW_IS_NEGATIVE, USE_ASM)
+            v4, v5, v6, v7 = _split4(_load(at + LOW_STRIDE // 2, zeros, place, count, MASKED), ROWS, GROUPS)
+        elif BOOK == 1:
+            v0, v4 = look_up8(w0, book_low, BOOK_LOW, book_up, BOOK_UP, USE_ASM)
+            v1, v5 = look_up8(w1, book_low, BOOK_LOW, book_up, BOOK_UP, USE_ASM)
+            v2, v6 = look_up8(w2, book_low, BOOK_LOW, book_up, BOOK_UP, USE_ASM)
+            v3, v7 = look_up8(w3, book_low, BOOK_LOW, book_up, BOOK_UP, USE_ASM)
         else:
             v0 = w0 & 0x0F0F0F0F
             v1 = w1 & 0x0F0F0F0F
@@ -157,8 +174,7 @@ def _codes(
                 v6 = (w2 >> 4) & 0x0F0F0F0F
                 v7 = (w3 >> 4) & 0x0F0F0F0F
     if HIGH == 1:
-        at_group = row[:, None] * HIGH_STRIDE + (groups + group)[None, :]
-        h = _load(high + at_group, zeros, groups + group, count, MASKED)
+        h = _load(_at(high, row, group, 1, HIGH_STRIDE, GROUPS), zeros, groups + group, count, MASKED)
         if LOW == 2:
             v0 = v0 | ((h << 2) & 0x04040404)
             v1 = v1 | ((h << 1) & 0x04040404)
@@ -179,8 +195,8 @@ def _codes(
             v7 = v7 | ((h >> 3) & 0x10101010)
     if HIGH == 2:
         words2 = tl.arange(0, GROUPS * 2)
-        at_high = row[:, None] * HIGH_STRIDE + (words2 + group * 2)[None, :]
-        h0, h1 = _split2(_load(high + at_high, zeros, words2 // 2 + group, count, MASKED), ROWS, GROUPS)
+        at_high = _at(high, row, group, 2, HIGH_STRIDE, GROUPS)
+        h0, h1 = _split2(_load(at_high, zeros, words2 // 2 + group, count, MASKED), ROWS, GROUPS)
         v0 = v0 | ((h0 << 4) & 0x30303030)
         v1 = v1 | ((h0 << 2) & 0x30303030)
         v2 = v2 | (h0 & 0x30303030)
@@ -249,83 +265,103 @@ def _accumulate(
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
+    EXACT: tl.constexpr,
     MASKED: tl.constexpr,
     book_low,
     BOOK_LOW: tl.constexpr,
     book_up,
     BOOK_UP: tl.constexpr,
-    LOW_IS_NEGATIVE: tl.constexpr,
     USE_ASM: tl.constexpr,
 ):
     """Add one tile's products to the sums."""
     SCALES: tl.constexpr = (FORMAT >> 6) & 3
     BOOK: tl.constexpr = (FORMAT >> 8) & 3
-    OFFSET: tl.constexpr = 128 if BOOK else (FORMAT >> 10) & 63
+    OFFSET: tl.constexpr = 128 if BOOK == 1 else 12 if BOOK == 2 else (FORMAT >> 10) & 63
     SIGNED: tl.constexpr = (FORMAT & 15) == 8
-    SHIFTED: tl.constexpr = (FORMAT & 15) == 4 and ((FORMAT >> 4) & 3) == 0 and BOOK == 0
+    SHIFTED: tl.constexpr = (FORMAT & 15) == 4 and ((FORMAT >> 4) & 3) == 0 and BOOK != 1
     groups = tl.arange(0, GROUPS)
     zeros = tl.arange(0, ROWS) * 0
+    STEP: tl.constexpr = 18 if BOOK == 2 else 10
     columns = ()
     for c in tl.static_range(COLUMNS):
-        columns = columns + _activations(
+        column = _activations(
             xq + c * XQ_STRIDE, xd + c * XD_STRIDE, xi + c * XD_STRIDE, zeros, group, count, ROWS, GROUPS, MASKED
         )
+        columns = columns + column
+        if BOOK == 2:
+            for j in tl.static_range(4):
+                columns = columns + interleaved(column[j], column[j + 4], USE_ASM)
     result = ()
     for r in tl.static_range(REPEAT):
-        row = tl.minimum(row0 + r * ROWS + tl.arange(0, ROWS), last_row)
+        row = _rows(row0, last_row, r, ROWS, EXACT)
         v0, v1, v2, v3, v4, v5, v6, v7 = _codes(
             low,
             high,
             row,
+            zeros,
             group,
             count,
             LOW_STRIDE,
             HIGH_STRIDE,
             FORMAT,
-            ROWS,
             GROUPS,
+            ROWS,
             MASKED,
             book_low,
             BOOK_LOW,
             book_up,
             BOOK_UP,
-            LOW_IS_NEGATIVE,
             USE_ASM,
         )
-        row_start = row.to(tl.int64)[:, None] * SCALE_STRIDE
+        if BOOK == 2:
+            p0, p1 = pick8(v0 | v4, book_low, BOOK_LOW, USE_ASM)
+            p2, p3 = pick8(v1 | v5, book_low, BOOK_LOW, USE_ASM)
+            p4, p5 = pick8(v2 | v6, book_low, BOOK_LOW, USE_ASM)
+            p6, p7 = pick8(v3 | v7, book_low, BOOK_LOW, USE_ASM)
         if SCALES == 3:
             pairs = tl.arange(0, GROUPS * 2)
-            at_pair = scales + row_start + (pairs + group * 2)[None, :]
+            at_pair = _at(scales, row, group, 2, SCALE_STRIDE, GROUPS)
             word0, word1 = _split2(_load(at_pair, zeros, pairs // 2 + group, count, MASKED), ROWS, GROUPS)
             a0 = _half(word0, False)
             b0 = _half(word0, True)
             a1 = _half(word1, False)
             b1 = _half(word1, True)
         else:
-            word = _load(scales + row_start + (groups + group)[None, :], zeros, groups + group, count, MASKED)
+            at_scale = _at(scales, row, group, 1, SCALE_STRIDE, GROUPS)
+            word = _load(at_scale, zeros, groups + group, count, MASKED)
             if SCALES == 0:
                 a0 = word.to(tl.float16, bitcast=True).to(tl.float32)
             else:
                 a0 = _half(word, False)
                 b0 = _half(word, True)
         for c in tl.static_range(COLUMNS):
-            x0, x1, x2, x3 = columns[11 * c], columns[11 * c + 1], columns[11 * c + 2], columns[11 * c + 3]
-            x4, x5, x6, x7 = columns[11 * c + 4], columns[11 * c + 5], columns[11 * c + 6], columns[11 * c + 7]
-            d, s0, s1 = columns[11 * c + 8], columns[11 * c + 9], columns[11 * c + 10]
+            x0, x1, x2, x3 = columns[STEP * c], columns[STEP * c + 1], columns[STEP * c + 2], columns[STEP * c + 3]
+            x4, x5, x6, x7 = columns[STEP * c + 4], columns[STEP * c + 5], columns[STEP * c + 6], columns[STEP * c + 7]
+            d, both = columns[STEP * c + 8], columns[STEP * c + 9]
             minus = d * (-MAGIC_FLOAT)
             total = sums[r * COLUMNS + c]
             if SCALES < 2:
-                begin = MAGIC - OFFSET * (s0 + s1)
+                begin = both * 0 + MAGIC
+                if OFFSET != 0:
+                    begin = both_halves(both, -OFFSET, begin, USE_ASM)
+                if BOOK == 2:
+                    y0, y1, y2 = columns[STEP * c + 10], columns[STEP * c + 11], columns[STEP * c + 12]
+                    y3, y4, y5 = columns[STEP * c + 13], columns[STEP * c + 14], columns[STEP * c + 15]
+                    y6, y7 = columns[STEP * c + 16], columns[STEP * c + 17]
+                    begin = _chain(p0, p1, p2, p3, y0, y1, y2, y3, begin, SIGNED, USE_ASM)
+                    begin = _chain(p4, p5, p6, p7, y4, y5, y6, y7, begin, SIGNED, USE_ASM)
                 if SHIFTED:
-                    upper = _chain(v4, v5, v6, v7, x4, x5, x6, x7, s0 * 0, SIGNED, USE_ASM)
+                    upper = _chain(v4, v5, v6, v7, x4, x5, x6, x7, both * 0, SIGNED, USE_ASM)
                     begin = (upper >> 4) + begin
                 else:
                     begin = _chain(v4, v5, v6, v7, x4, x5, x6, x7, begin, SIGNED, USE_ASM)
                 dot = _chain(v0, v1, v2, v3, x0, x1, x2, x3, begin, SIGNED, USE_ASM)
                 total = total + _scaled(dot, d, minus, USE_ASM) * a0
                 if SCALES == 1:
-                    total = total + ((s0 + s1).to(tl.float32) * d) * b0
+                    total = total + (both_halves(both, 1, both * 0, USE_ASM).to(tl.float32) * d) * b0
             else:
+                s0 = (both << 16) >> 16
+                s1 = both >> 16
                 dot0 = _chain(v0, v1, v2, v3, x0, x1, x2, x3, MAGIC - OFFSET * s0, SIGNED, USE_ASM)
                 dot1 = _chain(v4, v5, v6, v7, x4, x5, x6, x7, MAGIC - OFFSET * s1, SIGNED, USE_ASM)
                 if SCALES == 2:
@@ -357,12 +393,13 @@ def _plain_accumulate(
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
+    EXACT: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """The same for unquantized weights: ``count`` words of a row, one or two elements each."""
     words = tl.arange(0, GROUPS * 4)
     zeros = tl.arange(0, ROWS) * 0
-    at = zeros[:, None] + (words + word)[None, :]
+    at = zeros[:, None] + (words.to(tl.int64) + word)[None, :]
     place = words + word
     columns = ()
     for c in tl.static_range(COLUMNS):
@@ -373,8 +410,8 @@ def _plain_accumulate(
             columns = columns + (lower, _load(xf + c * XF_STRIDE + UPPER + at, zeros, place, count, MASKED))
     result = ()
     for r in tl.static_range(REPEAT):
-        row = tl.minimum(row0 + r * ROWS + tl.arange(0, ROWS), last_row)
-        at_row = low + row.to(tl.int64)[:, None] * LOW_STRIDE + place[None, :]
+        row = _rows(row0, last_row, r, ROWS, EXACT)
+        at_row = low + (row[:, None] * LOW_STRIDE + (words.to(tl.int64) + word)[None, :])
         bits = _load(at_row, zeros, place, count, MASKED)
         if PLAIN == 1:
             first = _half(bits, False)
@@ -415,6 +452,7 @@ def row_dots(
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
+    EXACT: tl.constexpr,
     UNROLL: tl.constexpr,
     T0: tl.constexpr,
     T1: tl.constexpr,
@@ -431,6 +469,7 @@ def row_dots(
         xq: ``int32[COLUMNS, X_STRIDE / 4]``, four ``int8`` each; xd: ``float32[COLUMNS, X_STRIDE / 32]``; xi: ``int32``
             of the same shape; xf: ``float32[COLUMNS, X_STRIDE]``, for unquantized weights, which read nothing else.
         row0, last_row: Rows beyond ``last_row`` give what that one gives.
+        EXACT: No tile goes beyond ``last_row``.
         UNROLL: Tiles of a quantized matrix in one round of the loop.
         T0, T1, T2, T3: The codebook's 16 bytes.
 
@@ -460,6 +499,7 @@ def row_dots(
                 COLUMNS,
                 ROWS,
                 GROUPS,
+                EXACT,
                 False,
             )
         if COUNT % (GROUPS * 4) != 0:
@@ -479,19 +519,23 @@ def row_dots(
                 COLUMNS,
                 ROWS,
                 GROUPS,
+                EXACT,
                 True,
             )
     else:
         N_GROUPS: tl.constexpr = K // 32
-        # A codebook's negative half is its first (its bytes' magnitudes are ~byte + 1), or mirrors the first.
-        LOW_IS_NEGATIVE: tl.constexpr = T0 < 0
-        BOOK_LOW: tl.constexpr = ~T1 + 0x01010101 if LOW_IS_NEGATIVE else T1
-        BOOK_UP: tl.constexpr = T3 if LOW_IS_NEGATIVE else T1
+        BOOK: tl.constexpr = (FORMAT >> 8) & 3
+        # Of IQ4 the magnitudes: the bytes of its negative half are ~byte + 1. Of E2M1 what values below 8 have more
+        # than c - 12: (value + 128) - (116 + c), byte by byte.
+        BOOK_LOW: tl.constexpr = ~T1 + 0x01010101 if BOOK == 1 else ((T1 & 0xFFFFFFFF) ^ 0x80808080) - 0x7B7A7978
+        BOOK_UP: tl.constexpr = T3
         book_low = 0
         book_up = 0
-        if (FORMAT >> 8) & 3:
-            book_low = held(~T0 + 0x01010101 if LOW_IS_NEGATIVE else T0, USE_ASM)
-            book_up = held(T2 if LOW_IS_NEGATIVE else T0, USE_ASM)
+        if BOOK == 1:
+            book_low = held(~T0 + 0x01010101, USE_ASM)
+            book_up = held(T2, USE_ASM)
+        elif BOOK == 2:
+            book_low = held(((T0 & 0xFFFFFFFF) ^ 0x80808080) - 0x77767574, USE_ASM)
         for _ in tl.static_range(REPEAT * COLUMNS):
             sums = sums + (tl.zeros([ROWS, GROUPS], tl.float32),)
         for group in tl.range(0, N_GROUPS // GROUPS * GROUPS, GROUPS, loop_unroll_factor=UNROLL):
@@ -517,12 +561,12 @@ def row_dots(
                 COLUMNS,
                 ROWS,
                 GROUPS,
+                EXACT,
                 False,
                 book_low,
                 BOOK_LOW,
                 book_up,
                 BOOK_UP,
-                LOW_IS_NEGATIVE,
                 USE_ASM,
             )
         if N_GROUPS % GROUPS != 0:
@@ -548,12 +592,12 @@ def row_dots(
                 COLUMNS,
                 ROWS,
                 GROUPS,
+                EXACT,
                 True,
                 book_low,
                 BOOK_LOW,
                 book_up,
                 BOOK_UP,
-                LOW_IS_NEGATIVE,
                 USE_ASM,
             )
     result = ()
