@@ -79,21 +79,23 @@ TINY = (Model("tiny", 1, 256, 4, 2, 64, 256, 300),)
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is run: models, batches, contexts, prompts, shape of the timed matrix, least seconds of a timing, and
-    rows of a prompt at once."""
+    """How much is run: models, batches, contexts, prompts, shape of the timed matrix, shapes of few rows (timed split and not),
+    least seconds of a timing, and rows of a prompt at once."""
 
     models: tuple[Model, ...]
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
     prompts: tuple[int, ...]
     matrix: tuple[int, int]
+    few_rows: tuple[tuple[int, int], ...]
     seconds: float
     chunk: int
 
 
-WHOLE = Plan(MODELS, (1, 4, 8), (0, 4096, 32768), (512, 4096), (8192, 8192), 0.25, 512)
+FEW_ROWS = ((1024, 4096), (2048, 8192), (4096, 4096))
+WHOLE = Plan(MODELS, (1, 4, 8), (0, 4096, 32768), (512, 4096), (8192, 8192), FEW_ROWS, 0.25, 512)
 QUICK = replace(WHOLE, models=MODELS[1:2], contexts=(0, 4096), prompts=(512,), seconds=0.1)
-DRY = Plan(TINY, (1, 2), (0, 70), (24,), (64, 512), 0.0, 32)
+DRY = Plan(TINY, (1, 2), (0, 70), (24,), (64, 512), ((32, 1024),), 0.0, 32)
 
 
 class Bench:
@@ -202,6 +204,30 @@ class Bench:
             op.launch_tiled(self.tuning, halves, matrix, tiled, 19)
             self.compare(f"tiled {kind}", tiled, many.cpu().numpy().astype(np.float64) @ weights.T, 2e-3)
 
+    def check_split(self, kind: str, columns: int) -> None:
+        """A projection of few rows, split along its columns, thrice: the same bits each time, alone and in a batch."""
+        rows, k, tuning = (48, 512, replace(self.tuning, rows=16, groups=4, multiprocessors=8))
+        if not self.dry:
+            rows, k, tuning = 1000, 8192, self.tuning
+        matrix, x = self.matrix(kind, rows, k), op.Activations.of(columns, k, self.device)
+        x.plain[:, :k] = self.floats(columns, k)
+        op.launch_quantise(tuning, x, columns)
+        partials = op.Partials.of(tuning, self.device)
+        found = []
+        for count in (columns, columns, 1):
+            out = torch.zeros((count, rows), device=self.device)
+            op.launch_project(tuning, x.rows(0, count), (matrix,), out, columns=count, partials=partials)
+            found.append(out)
+        codes = x.codes.cpu().numpy().astype(np.float64).reshape(columns, -1, 32)
+        meant = (codes * x.scales.cpu().numpy()[:, :, None]).reshape(columns, -1)
+        plain = x.plain.cpu().numpy().astype(np.float64)
+        expected = (plain if matrix.layout.plain else meant) @ read_planes(matrix).T
+        self.compare(f"project {kind} × {columns}, split", found[0], expected, 1e-4)
+        same = torch.equal(found[0], found[1]) and torch.equal(found[0][:1], found[2])
+        self.row("check", f"project {kind} × {columns}, split: the same bits", ok=same)
+        if not same or bool(partials.counters.any()):
+            self.failures.append(f"project {kind} × {columns}, split: other bits in another run, or a counter is left")
+
     def check_attention(self, kv: str, length: int) -> None:
         """The last row of a context, without a rotation."""
         heads = op.HeadShape(8, 2, 128, 128, 128, False, 1e-5, 128**-0.5)
@@ -264,9 +290,10 @@ class Bench:
         self.copy = 2 * count / self.seconds(copy)
         self.row("copy", "bandwidth", gigabytes_a_second=self.copy / 1e9)
 
-    def time_projection(self, kind: str, columns: int) -> None:
-        """One matrix after the other, more of them than the card's cache holds."""
-        rows, k = self.plan.matrix
+    def time_projection(self, kind: str, columns: int, shape: tuple[int, int], split: bool) -> None:
+        """One matrix after the other, more of them than the card's cache holds; ``split``, where its rows are few."""
+        rows, k = shape
+        partials = op.Partials.of(self.tuning, self.device) if split else None
         size = LAYOUTS[kind].bytes_per_weight * rows * k
         copies = 1 if self.dry else max(2, round(512e6 / size))
         matrices = [self.matrix(kind, rows, k) for _ in range(copies)]
@@ -274,7 +301,7 @@ class Bench:
 
         def run() -> None:
             for matrix in matrices:
-                op.launch_project(self.tuning, x, (matrix,), out, columns=columns, add=True)
+                op.launch_project(self.tuning, x, (matrix,), out, columns=columns, add=True, partials=partials)
 
         run()
         if not self.dry:  # a graph, or the launches' own time on the host would be measured
@@ -285,9 +312,8 @@ class Bench:
             seconds = self.seconds(graph.replay) / copies
         else:
             seconds = self.seconds(run) / copies
-        self.row(
-            "kernel", f"project {kind} × {columns}", microseconds=seconds * 1e6, of_copy=size / seconds / self.copy
-        )
+        name = f"project {kind} × {columns}, {rows} × {k}{', split' if split else ''}"
+        self.row("kernel", name, microseconds=seconds * 1e6, of_copy=size / seconds / self.copy)
 
     def stage(self, model: Model, max_context: int, sequences: int) -> DeviceStage:
         """A stage with random weights of Q4_K_M's types."""
@@ -408,6 +434,8 @@ class Bench:
         for kind in LAYOUTS:
             for columns in (1,) if self.dry else (1, 2, 4, 8):
                 self.guard(f"check {kind} × {columns}", partial(self.check_type, kind, columns))
+        for kind in ("Q4_K", "F16", "MXFP4"):
+            self.guard(f"check {kind}, split", partial(self.check_split, kind, 2 if self.dry else 8))
         for kv in op.KV_KINDS:
             for length in (70,) if self.dry else (1, 65, 3000):
                 self.guard(f"check attention {kv}", partial(self.check_attention, kv, length))
@@ -415,7 +443,11 @@ class Bench:
         self.guard("copy", self.measure_copy)
         for kind in ("Q4_K",) if self.dry else tuple(LAYOUTS):
             for columns in (1,) if self.dry else (1, 8):
-                self.guard(f"time {kind} × {columns}", partial(self.time_projection, kind, columns))
+                task = partial(self.time_projection, kind, columns, self.plan.matrix, False)
+                self.guard(f"time {kind} × {columns}", task)
+        for shape in self.plan.few_rows:
+            for split in (False, True):
+                self.guard(f"time {shape}, split: {split}", partial(self.time_projection, "Q4_K", 1, shape, split))
         for model in self.plan.models:
             self.guard(model.name, partial(self.time_model, model))
             if not self.dry:

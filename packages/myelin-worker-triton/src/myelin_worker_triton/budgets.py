@@ -57,8 +57,9 @@ BUDGETS: dict[tuple[str, str], Budget] = {
     **{("project", kind): Budget(_PER_WEIGHT[kind]) for kind in LAYOUTS},
     **{
         ("gate_up", kind): Budget(_PER_WEIGHT[kind])
-        for kind in ("Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "MXFP4", "F16")
+        for kind in ("Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4", "F16")
     },
+    **{("project, split", kind): Budget(_PER_WEIGHT[kind]) for kind in ("Q4_K", "Q6_K", "IQ4_NL", "MXFP4", "F16")},
     ("project×8", "Q4_K"): Budget(5.5),
     ("gate_up×8", "Q4_K"): Budget(5.0, registers=255),
     ("qkv", "Q4_K+Q6_K"): Budget(2.6),

@@ -54,8 +54,8 @@ class Plain(IntEnum):
 class Book(IntEnum):
     """Codebooks of 16 signed values.
 
-    ``E2M1`` (MXFP4) isn't stored in ggml's order, but so that a code ``c`` from 8 on means ``c - 12`` and one below 8 not
-    less: then ``value + 12`` is ``c``, as of a plain type, and for ``c`` below 8 a byte of a table of eight more.
+    ``E2M1`` (MXFP4) isn't stored in ggml's order, but so that a code ``c`` from 8 on means ``c - 12``, and one below 8
+    not less: then ``value + 12`` is ``c``, as of a plain type, and for ``c`` below 8 a byte of a table of eight more.
     """
 
     NONE = 0
@@ -67,8 +67,8 @@ BOOKS: dict[Book, tuple[int, ...]] = {
     Book.IQ4: (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),
     Book.E2M1: (-12, -8, -6, 4, 6, 8, 12, 0, -4, -3, -2, -1, 0, 1, 2, 3),
 }
-"""``kvalues_iq4nl`` of ggml, and the values of its ``kvalues_mxfp4`` (twice the real ones, its scales half) in the order
-of our codes."""
+"""``kvalues_iq4nl`` of ggml, and the values of its ``kvalues_mxfp4`` (twice the real ones, its scales half) in the
+order of our codes."""
 
 E2M1_CODES = (12, 13, 14, 15, 3, 4, 5, 6, 12, 11, 10, 9, 8, 2, 1, 0)
 """Our code for each of ggml's."""

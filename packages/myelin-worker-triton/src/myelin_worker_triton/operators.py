@@ -16,6 +16,7 @@ from myelin_worker_triton.kernels.prefill import attend_runs, half_rows, rotate_
 from myelin_worker_triton.kernels.project import project
 from myelin_worker_triton.kernels.quantise import quantise_rows
 from myelin_worker_triton.layouts import BOOKS, Book, Plain
+from myelin_worker_triton.partials import MOST_COLUMNS, Partials, splits_for
 from myelin_worker_triton.planes import Matrix
 from myelin_worker_triton.tuning import Tuning
 
@@ -26,9 +27,6 @@ KV_KINDS = {"f16": 0, "f32": 1, "q8_0": 2}
 
 _MORE_WARPS = {"f16": 1, "f32": 4, "q8_0": 2}
 """Attention of wider or packed keys and values takes more threads, or they would spill registers."""
-
-MOST_COLUMNS = 8
-"""Columns of one launch of a projection."""
 
 
 def padded(columns: int) -> int:
@@ -144,15 +142,22 @@ def launch_project(
     bias: Tensor | None = None,
     add: bool = False,
     softcap: float = 0.0,
+    partials: Partials | None = None,
 ) -> None:
-    """``out[:, :] (+)= activations @ matrices.T``: see ``kernels/project.py``. ``columns`` is 1, 2, 4 or 8."""
+    """``out[:, :] (+)= activations @ matrices.T``: see ``kernels/project.py``. ``columns`` is 1, 2, 4 or 8.
+
+    With ``partials``, which is used by no launch that may run at the same time, few rows are split along ``K``.
+    """
     parts = [*matrices, *[matrices[0]] * (3 - len(matrices))]
     rows = [matrix.rows for matrix in parts]
     dear = columns == 1 and any(matrix.layout.book is Book.IQ4 for matrix in matrices)
     repeat = tuning.book_repeat if dear else tuning.repeat_for(columns)
     tile = repeat * tuning.rows
     tiles = sum(-(-matrix.rows // tile) for matrix in matrices)
-    grid = (min(tiles, tuning.multiprocessors * tuning.programs),)
+    splits = 1
+    if partials is not None:
+        splits = splits_for(tuning, matrices, out.stride(0), prologue=prologue is not None)
+    grid = (min(tiles, tuning.multiprocessors * tuning.programs), splits)
     want_int8, want_float = _wants(matrices)
     x = prologue.x if prologue else out
     post = prologue is not None and prologue.y is not None
@@ -168,6 +173,8 @@ def launch_project(
         activations.plain,
         out,
         bias if bias is not None else out,
+        partials.values if partials is not None else out,
+        partials.counters if partials is not None else activations.sums,
         prologue.epsilon if prologue else 0.0,
         softcap,
     ]
@@ -182,6 +189,7 @@ def launch_project(
         X_STRIDE=activations.stride,
         OUT_STRIDE=out.stride(0),
         PARTS=len(matrices),
+        SPLITS=splits,
         **constants,
         PREPARE=prologue is not None,
         POST=post,
@@ -699,6 +707,7 @@ __all__ = [
     "KV_KINDS",
     "LayerCache",
     "MOST_COLUMNS",
+    "Partials",
     "Places",
     "Prologue",
     "Splits",

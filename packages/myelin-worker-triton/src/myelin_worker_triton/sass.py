@@ -221,7 +221,9 @@ def load_bits(lines: Sequence[str]) -> int:
     return max(widths)
 
 
-def weight_loop(lines: Sequence[str], weights: int, columns: int, needle: str, times: int = 1) -> tuple[float, list[str]] | None:
+def weight_loop(
+    lines: Sequence[str], weights: int, columns: int, needle: str, times: int = 1
+) -> tuple[float, list[str]] | None:
     """Instructions per weight of the dearest inner loop that has ``needle`` in it, and that loop.
 
     Args:
@@ -270,6 +272,21 @@ def record_project(tuning: Tuning, kind: str, columns: int = 1) -> Launch:
             _floats(columns, 4096),
             columns=columns,
             add=True,
+        )
+    return launches[0]
+
+
+def record_split(tuning: Tuning, kind: str) -> Launch:
+    """The same of few rows, which are split along the columns."""
+    with recording() as launches:
+        op.launch_project(
+            tuning,
+            op.Activations.of(1, COLUMNS, "meta"),
+            (matrix(kind, 1024, COLUMNS),),
+            _floats(1, 1024),
+            columns=1,
+            add=True,
+            partials=op.Partials.of(tuning, "meta"),
         )
     return launches[0]
 
@@ -401,6 +418,8 @@ def cases(tuning: Tuning = NVIDIA) -> Iterator[tuple[str, str, Launch]]:
             yield name, kind, record_project(tuning, kind, 8 if "×" in name else 1)
         elif name in ("gate_up", "gate_up×8"):
             yield name, kind, record_gate_up(tuning, kind, 8 if "×" in name else 1)
+        elif name == "project, split":
+            yield name, kind, record_split(tuning, kind)
         elif name == "tiled":
             yield name, kind, record_tiled(tuning, kind)
         elif name == "embed":
@@ -418,6 +437,7 @@ def amd_spills(tuning: Tuning = AMD) -> dict[str, int]:
     launches = {
         "project Q4_K": record_project(tuning, "Q4_K"),
         "project MXFP4": record_project(tuning, "MXFP4"),
+        "split Q4_K": record_split(tuning, "Q4_K"),
         "gate_up Q6_K": record_gate_up(tuning, "Q6_K"),
         "tiled Q4_K": record_tiled(tuning, "Q4_K"),
         **record_attention(tuning, "f16"),

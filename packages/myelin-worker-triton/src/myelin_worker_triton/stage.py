@@ -196,7 +196,7 @@ def scratch_bytes(tuning: Tuning, shape: Shape) -> int:
     splits = splits_of(tuning, shape.max_context)
     attention = attention_rows(tuning, shape) * op.Splits.row_bytes(tuning, heads, splits)
     angles = 2 * 2 * 4 * shape.max_context * (heads.rope_dims // 2)
-    return int(rows * row) + attention + angles + op.MOST_COLUMNS * 4 * shape.vocab_size
+    return int(rows * row) + attention + angles + op.Partials.nbytes(tuning) + op.MOST_COLUMNS * 4 * shape.vocab_size
 
 
 def attention_rows(tuning: Tuning, shape: Shape) -> int:
@@ -238,6 +238,7 @@ class DeviceStage:
         self._splits = op.Splits.of(
             tuning, heads, attention_rows(tuning, shape), splits_of(tuning, shape.max_context), self.device
         )
+        self._partials = op.Partials.of(tuning, self.device)
         self.tokens = torch.zeros(rows, **ints)
         pages = pages_of(tuning, shape)
         self.places = op.Places(
@@ -409,6 +410,7 @@ class DeviceStage:
                 prologue=self._prologue(norm, pending, first, columns) if norm is not None else None,
                 bias=bias,
                 add=add,
+                partials=self._partials,
             )
         if pending is not None:
             self.x, self._other = self._other, self.x
@@ -481,6 +483,7 @@ class DeviceStage:
                 columns=columns,
                 prologue=op.Prologue(x[first : first + columns], norm, self.shape.epsilon),
                 softcap=self.shape.final_softcap,
+                partials=self._partials,
             )
         return result[:count]
 

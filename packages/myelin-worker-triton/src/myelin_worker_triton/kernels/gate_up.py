@@ -118,12 +118,12 @@ def gate_up(
     for tile in range(tl.program_id(0), tl.cdiv(rows, TILE), tl.num_programs(0)):
         row0 = tile * TILE
         gates = row_dots(
-            low_a, high_a, scales_a, gain_a, words, xd, xi, xf, row0, rows - 1, K, LOW_A, HIGH_A, SCALE_A, X_STRIDE,
-            FORMAT_A, REPEAT, COLUMNS, ROWS, GROUPS, EXACT, UNROLL_A, A0, A1, A2, A3, USE_ASM,
+            low_a, high_a, scales_a, gain_a, words, xd, xi, xf, row0, rows - 1, 0, K, LOW_A, HIGH_A, SCALE_A, X_STRIDE,
+            FORMAT_A, REPEAT, COLUMNS, ROWS, GROUPS, EXACT, 1, UNROLL_A, A0, A1, A2, A3, USE_ASM,
         )  # fmt: skip
         ups = row_dots(
-            low_b, high_b, scales_b, gain_b, words, xd, xi, xf, row0, rows - 1, K, LOW_B, HIGH_B, SCALE_B, X_STRIDE,
-            FORMAT_B, REPEAT, COLUMNS, ROWS, GROUPS, EXACT, UNROLL_B, B0, B1, B2, B3, USE_ASM,
+            low_b, high_b, scales_b, gain_b, words, xd, xi, xf, row0, rows - 1, 0, K, LOW_B, HIGH_B, SCALE_B, X_STRIDE,
+            FORMAT_B, REPEAT, COLUMNS, ROWS, GROUPS, EXACT, 1, UNROLL_B, B0, B1, B2, B3, USE_ASM,
         )  # fmt: skip
         for r in tl.static_range(REPEAT):
             row = row0 + r * ROWS + tl.arange(0, ROWS)

@@ -59,11 +59,10 @@ def dot4_signed(codes, activations, total, USE_ASM: tl.constexpr):
 def both_halves(sums, FACTOR: tl.constexpr, total, USE_ASM: tl.constexpr):
     """``total + FACTOR * (lower + upper)`` of the two ``int16`` in each int32 word; ``FACTOR`` from -128 to 127."""
     if USE_ASM:
-        FACTORS: tl.constexpr = (FACTOR & 0xFF) * 0x0101
         total = tl.inline_asm_elementwise(
             "dp2a.lo.s32.s32 $0, $1, $2, $3;",
             "=r,r,r,r",
-            [sums, FACTORS, total],
+            [sums, (FACTOR & 0xFF) * 0x0101, total],
             dtype=tl.int32,
             is_pure=True,
             pack=1,
@@ -161,7 +160,7 @@ def pick8(codes, first, SECOND: tl.constexpr, USE_ASM: tl.constexpr):
 
 @triton.jit
 def interleaved(x, y, USE_ASM: tl.constexpr):
-    """Bytes ``x[0], y[0], x[1], y[1]`` of int32 words, and ``x[2], y[2], x[3], y[3]``: the order of a word's nibbles."""
+    """Bytes ``x[0], y[0], x[1], y[1]`` of int32 words, and ``x[2], y[2], x[3], y[3]``: in the order of nibbles."""
     if USE_ASM:
         lower, upper = tl.inline_asm_elementwise(
             "prmt.b32 $0, $2, $3, 0x5140; prmt.b32 $1, $2, $3, 0x7362;",

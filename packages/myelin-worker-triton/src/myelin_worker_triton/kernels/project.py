@@ -3,6 +3,9 @@
 Programs take tiles of ``REPEAT * ROWS`` rows, tile after tile, those of the first matrix first. The prologue (see
 ``normalise.py``) is done once a program. Epilogues: store (with a bias), add to the residual stream, store with a soft
 cap (``cap * tanh(v / cap)``).
+
+With ``SPLITS`` above 1 a program takes one of so many parts of each row. It leaves its sums in scratch, and the one
+that comes last for a tile adds those of all parts, in their order, and does the epilogue; nobody waits for anybody.
 """
 
 # Triton's language is not typed Python, writes constants in capitals, and has an `if` of its own for compile time.
@@ -26,6 +29,27 @@ def tanh(x):
 
 
 @triton.jit
+def _finish(
+    value,
+    out,
+    bias,
+    row,
+    mask,
+    softcap,
+    EPILOGUE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+):
+    if HAS_BIAS:
+        value = value + tl.load(bias + row, mask=mask, other=0.0)
+    if SOFTCAP:
+        value = softcap * tanh(value / softcap)
+    if EPILOGUE == 1:
+        value = tl.load(out + row, mask=mask, other=0.0) + value
+    tl.store(out + row, value, mask=mask)
+
+
+@triton.jit
 def _tile(
     tile,
     low,
@@ -39,6 +63,8 @@ def _tile(
     xi,
     xf,
     out,
+    parts,
+    counter,
     softcap,
     K: tl.constexpr,
     LOW_STRIDE: tl.constexpr,
@@ -51,6 +77,7 @@ def _tile(
     EPILOGUE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    SPLITS: tl.constexpr,
     REPEAT: tl.constexpr,
     COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -62,6 +89,7 @@ def _tile(
     USE_ASM: tl.constexpr,
 ):
     row0 = tile * (REPEAT * ROWS)
+    split = tl.program_id(1)
     dots = row_dots(
         low,
         high,
@@ -73,6 +101,7 @@ def _tile(
         xf,
         row0,
         rows - 1,
+        split,
         K,
         LOW_STRIDE,
         HIGH_STRIDE,
@@ -84,6 +113,7 @@ def _tile(
         ROWS,
         GROUPS,
         EXACT,
+        SPLITS,
         2 if ((FORMAT >> 8) & 3) != 0 and COLUMNS == 1 else 1,
         T0,
         T1,
@@ -91,18 +121,31 @@ def _tile(
         T3,
         USE_ASM,
     )
-    for r in tl.static_range(REPEAT):
-        row = row0 + r * ROWS + tl.arange(0, ROWS)
-        mask = row < rows
-        for c in tl.static_range(COLUMNS):
-            value = dots[r * COLUMNS + c]
-            if HAS_BIAS:
-                value = value + tl.load(bias + row, mask=mask, other=0.0)
-            if SOFTCAP:
-                value = softcap * tanh(value / softcap)
-            if EPILOGUE == 1:
-                value = tl.load(out + c * OUT_STRIDE + row, mask=mask, other=0.0) + value
-            tl.store(out + c * OUT_STRIDE + row, value, mask=mask)
+    if SPLITS > 1:
+        for r in tl.static_range(REPEAT):
+            row = row0 + r * ROWS + tl.arange(0, ROWS)
+            for c in tl.static_range(COLUMNS):
+                at = parts + (split * COLUMNS + c) * OUT_STRIDE + row
+                tl.store(at, dots[r * COLUMNS + c], mask=row < rows)
+        tl.debug_barrier()
+        done = tl.atomic_add(counter, 1, sem="acq_rel")
+        if done == SPLITS - 1:
+            tl.store(counter, 0)
+            for r in tl.static_range(REPEAT):
+                row = row0 + r * ROWS + tl.arange(0, ROWS)
+                mask = row < rows
+                for c in tl.static_range(COLUMNS):
+                    value = tl.load(parts + c * OUT_STRIDE + row, mask=mask, other=0.0)
+                    for other in tl.static_range(1, SPLITS):
+                        at = parts + (other * COLUMNS + c) * OUT_STRIDE + row
+                        value = value + tl.load(at, mask=mask, other=0.0)
+                    _finish(value, out + c * OUT_STRIDE, bias, row, mask, softcap, EPILOGUE, HAS_BIAS, SOFTCAP)
+    else:
+        for r in tl.static_range(REPEAT):
+            row = row0 + r * ROWS + tl.arange(0, ROWS)
+            for c in tl.static_range(COLUMNS):
+                value = dots[r * COLUMNS + c]
+                _finish(value, out + c * OUT_STRIDE, bias, row, row < rows, softcap, EPILOGUE, HAS_BIAS, SOFTCAP)
 
 
 @triton.jit
@@ -118,6 +161,8 @@ def project(
     xf,
     out,
     bias,
+    parts,
+    counters,
     epsilon,
     softcap,
     low_a,
@@ -139,6 +184,7 @@ def project(
     X_STRIDE: tl.constexpr,
     OUT_STRIDE: tl.constexpr,
     PARTS: tl.constexpr,
+    SPLITS: tl.constexpr,
     FORMAT_A: tl.constexpr,
     LOW_A: tl.constexpr,
     HIGH_A: tl.constexpr,
@@ -190,6 +236,8 @@ def project(
             ``LOW_*``, ``HIGH_*``, ``SCALE_*`` their strides, ``EXACT_*`` whether their rows are whole tiles, ``A0``…
             the words of their codebooks.
         bias: ``float32``, one for each row of ``out``, with ``HAS_BIAS``.
+        parts: ``float32[SPLITS, COLUMNS, OUT_STRIDE]``; counters: ``int32``, zero, one for each tile; with ``SPLITS``
+            above 1, which then is the second dimension of the grid.
     """
     if PREPARE:
         prepare(
@@ -222,22 +270,23 @@ def project(
     for tile in range(tl.program_id(0), tiles_c, tl.num_programs(0)):
         if tile < tiles_a:
             _tile(
-                tile, low_a, high_a, scales_a, gain_a, bias, rows_a, words, xd, xi, xf, out, softcap, K, LOW_A, HIGH_A,
-                SCALE_A, X_STRIDE, OUT_STRIDE, FORMAT_A, EXACT_A, EPILOGUE, HAS_BIAS, SOFTCAP, REPEAT, COLUMNS, ROWS, GROUPS,
-                A0, A1, A2, A3, USE_ASM,
+                tile, low_a, high_a, scales_a, gain_a, bias, rows_a, words, xd, xi, xf, out, parts, counters + tile,
+                softcap, K, LOW_A, HIGH_A, SCALE_A, X_STRIDE, OUT_STRIDE, FORMAT_A, EXACT_A, EPILOGUE, HAS_BIAS,
+                SOFTCAP, SPLITS, REPEAT, COLUMNS, ROWS, GROUPS, A0, A1, A2, A3, USE_ASM,
             )  # fmt: skip
         if PARTS > 1:
             if (tile >= tiles_a) & (tile < tiles_b):
                 _tile(
                     tile - tiles_a, low_b, high_b, scales_b, gain_b, bias + rows_a, rows_b, words, xd, xi, xf,
-                    out + rows_a,
-                    softcap, K, LOW_B, HIGH_B, SCALE_B, X_STRIDE, OUT_STRIDE, FORMAT_B, EXACT_B, EPILOGUE, HAS_BIAS, SOFTCAP,
-                    REPEAT, COLUMNS, ROWS, GROUPS, B0, B1, B2, B3, USE_ASM,
+                    out + rows_a, parts + rows_a, counters + tile, softcap, K, LOW_B, HIGH_B, SCALE_B, X_STRIDE,
+                    OUT_STRIDE, FORMAT_B, EXACT_B, EPILOGUE, HAS_BIAS, SOFTCAP, SPLITS, REPEAT, COLUMNS, ROWS, GROUPS,
+                    B0, B1, B2, B3, USE_ASM,
                 )  # fmt: skip
         if PARTS > 2:
             if tile >= tiles_b:
                 _tile(
                     tile - tiles_b, low_c, high_c, scales_c, gain_c, bias + rows_a + rows_b, rows_c, words, xd, xi, xf,
-                    out + rows_a + rows_b, softcap, K, LOW_C, HIGH_C, SCALE_C, X_STRIDE, OUT_STRIDE, FORMAT_C, EXACT_C, EPILOGUE,
-                    HAS_BIAS, SOFTCAP, REPEAT, COLUMNS, ROWS, GROUPS, C0, C1, C2, C3, USE_ASM,
+                    out + rows_a + rows_b, parts + rows_a + rows_b, counters + tile, softcap, K, LOW_C, HIGH_C, SCALE_C,
+                    X_STRIDE, OUT_STRIDE, FORMAT_C, EXACT_C, EPILOGUE, HAS_BIAS, SOFTCAP, SPLITS, REPEAT, COLUMNS, ROWS,
+                    GROUPS, C0, C1, C2, C3, USE_ASM,
                 )  # fmt: skip

@@ -21,7 +21,15 @@ threads at the very end. So what a column gives depends on nothing but its own a
 import triton
 import triton.language as tl
 
-from myelin_worker_triton.kernels.integer_dot import both_halves, dot4_signed, dot4_unsigned, held, interleaved, look_up8, pick8
+from myelin_worker_triton.kernels.integer_dot import (
+    both_halves,
+    dot4_signed,
+    dot4_unsigned,
+    held,
+    interleaved,
+    look_up8,
+    pick8,
+)
 
 MAGIC: tl.constexpr = tl.constexpr(0x4B400000)
 MAGIC_FLOAT: tl.constexpr = tl.constexpr(12582912.0)
@@ -93,7 +101,8 @@ def _activations(
     GROUPS: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Of one column's next ``GROUPS`` groups: eight words, scale, sums of both halves in a word. Every row gets its own copy."""
+    """Of one column's next ``GROUPS`` groups: eight words, scale, sums of both halves in a word. Every row gets its own
+    copy."""
     words = tl.arange(0, GROUPS * 4)
     groups = tl.arange(0, GROUPS)
     at = zeros[:, None] + (((words // 4) * 8 + words % 4).to(tl.int64) + group * 8)[None, :]
@@ -128,7 +137,8 @@ def _codes(
 ):
     """The codes of a tile as eight words of four bytes, in the order of the activations.
 
-    With plain nibbles (4 bits, no high plane, not IQ4's codebook) words 4–7 are 16 times the codes: that saves a shift each.
+    With plain nibbles (4 bits, no high plane, not IQ4's codebook) words 4–7 are 16 times the codes: that saves a shift
+    each.
     """
     LOW: tl.constexpr = FORMAT & 15
     HIGH: tl.constexpr = (FORMAT >> 4) & 3
@@ -431,6 +441,20 @@ def _plain_accumulate(
 
 
 @triton.jit
+def _part(split, COUNT: tl.constexpr, STEP: tl.constexpr, SPLITS: tl.constexpr):
+    """Where a part's loop begins and ends, and how far what is left is read: ``COUNT`` by the last part, else 0."""
+    FULL: tl.constexpr = COUNT // STEP
+    if SPLITS == 1:
+        first, end, last = 0, FULL * STEP, COUNT
+    else:
+        EACH: tl.constexpr = (FULL + SPLITS - 1) // SPLITS * STEP
+        first = split * EACH
+        end = tl.minimum(first + EACH, FULL * STEP)
+        last = tl.where(split == SPLITS - 1, COUNT, 0)
+    return first, end, last
+
+
+@triton.jit
 def row_dots(
     low,
     high,
@@ -442,6 +466,7 @@ def row_dots(
     xf,
     row0,
     last_row,
+    split,
     K: tl.constexpr,
     LOW_STRIDE: tl.constexpr,
     HIGH_STRIDE: tl.constexpr,
@@ -453,6 +478,7 @@ def row_dots(
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
     EXACT: tl.constexpr,
+    SPLITS: tl.constexpr,
     UNROLL: tl.constexpr,
     T0: tl.constexpr,
     T1: tl.constexpr,
@@ -469,6 +495,8 @@ def row_dots(
         xq: ``int32[COLUMNS, X_STRIDE / 4]``, four ``int8`` each; xd: ``float32[COLUMNS, X_STRIDE / 32]``; xi: ``int32``
             of the same shape; xf: ``float32[COLUMNS, X_STRIDE]``, for unquantized weights, which read nothing else.
         row0, last_row: Rows beyond ``last_row`` give what that one gives.
+        split: Which of ``SPLITS`` parts of the rows, each a whole number of rounds of the loop; what is left is the
+            last one's.
         EXACT: No tile goes beyond ``last_row``.
         UNROLL: Tiles of a quantized matrix in one round of the loop.
         T0, T1, T2, T3: The codebook's 16 bytes.
@@ -482,7 +510,8 @@ def row_dots(
         COUNT: tl.constexpr = K if PLAIN == 3 else K // 2
         for _ in tl.static_range(REPEAT * COLUMNS):
             sums = sums + (tl.zeros([ROWS, GROUPS * 4], tl.float32),)
-        for word in range(0, COUNT // (GROUPS * 4) * (GROUPS * 4), GROUPS * 4):
+        first, end, last = _part(split, COUNT, GROUPS * 4, SPLITS)
+        for word in range(first, end, GROUPS * 4):
             sums = _plain_accumulate(
                 sums,
                 low,
@@ -510,7 +539,7 @@ def row_dots(
                 row0,
                 last_row,
                 COUNT // (GROUPS * 4) * (GROUPS * 4),
-                COUNT,
+                last,
                 LOW_STRIDE,
                 X_STRIDE,
                 COUNT,
@@ -538,7 +567,8 @@ def row_dots(
             book_low = held(((T0 & 0xFFFFFFFF) ^ 0x80808080) - 0x77767574, USE_ASM)
         for _ in tl.static_range(REPEAT * COLUMNS):
             sums = sums + (tl.zeros([ROWS, GROUPS], tl.float32),)
-        for group in tl.range(0, N_GROUPS // GROUPS * GROUPS, GROUPS, loop_unroll_factor=UNROLL):
+        first, end, last = _part(split, N_GROUPS, GROUPS, SPLITS)
+        for group in tl.range(first, end, GROUPS, loop_unroll_factor=UNROLL):
             sums = _accumulate(
                 sums,
                 low,
@@ -581,7 +611,7 @@ def row_dots(
                 row0,
                 last_row,
                 N_GROUPS // GROUPS * GROUPS,
-                N_GROUPS,
+                last,
                 LOW_STRIDE,
                 HIGH_STRIDE,
                 SCALE_STRIDE,
