@@ -79,8 +79,8 @@ TINY = (Model("tiny", 1, 256, 4, 2, 64, 256, 300),)
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is run: models, batches, contexts, prompts, shape of the timed matrix, shapes of few rows (timed split and not),
-    least seconds of a timing, and rows of a prompt at once."""
+    """How much is run: models, batches, contexts, prompts, shape of the timed matrix, shapes of few rows (timed split
+    and not), least seconds of a timing, and rows of a prompt at once."""
 
     models: tuple[Model, ...]
     batches: tuple[int, ...]

@@ -63,7 +63,7 @@ class Tuning:
 NVIDIA = Tuning(use_asm=True, most_registers=255)
 """Compute capability 8.0 and later."""
 
-AMD = Tuning(use_asm=False, groups=64)
+AMD = Tuning(use_asm=False, groups=64, book_repeat=4)
 """CDNA, whose warps have 64 lanes; the integer dots are Triton's own there."""
 
 INTERPRETER = Tuning(

@@ -17,6 +17,7 @@ from myelin_worker_triton.kernels.gate_up import activate
 from myelin_worker_triton.kernels.heads import kept, rotated
 from myelin_worker_triton.kernels.normalise import inverse_rms
 from myelin_worker_triton.kernels.project import tanh
+from myelin_worker_triton.kernels.unpack import elements_of
 
 
 @triton.jit
@@ -99,6 +100,7 @@ def tiled(
     TILE_ROWS: tl.constexpr,
     TILE_OUTPUTS: tl.constexpr,
     TILE_K: tl.constexpr,
+    USE_ASM: tl.constexpr,
 ):
     """``out (+)= (x * factors) @ matrix.T``; program ``(tile of outputs, tile of rows)``.
 
@@ -108,23 +110,31 @@ def tiled(
         out: ``float32[rows, OUT_ROW]``; added to with ``ADD``; bias: ``float32[outputs]`` with ``HAS_BIAS``.
     """
     # Scales are up to 2^14 before their gain, codes up to 127: a factor keeps their products within float16.
-    SMALLER: tl.constexpr = 1.0 if ((FORMAT >> 16) & 3) else 0.0078125
+    PLAIN: tl.constexpr = (FORMAT >> 16) & 3
+    SMALLER: tl.constexpr = 1.0 if PLAIN else 0.0078125
     row = tl.program_id(1) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     output = tl.program_id(0) * TILE_OUTPUTS + tl.arange(0, TILE_OUTPUTS)
-    weight_row = tl.minimum(output, outputs - 1).to(tl.int64)[:, None] + tl.zeros([1, TILE_K], tl.int64)
+    matrix_row = tl.minimum(output, outputs - 1).to(tl.int64)
+    weight_row = matrix_row[:, None] + tl.zeros([1, TILE_K], tl.int64)
     total = tl.zeros([TILE_ROWS, TILE_OUTPUTS], tl.float32)
     for k in range(0, K, TILE_K):
         e = k + tl.arange(0, TILE_K)
         a = tl.load(
             x + row.to(tl.int64)[:, None] * X_ROW + e[None, :], mask=(row < rows)[:, None] & (e < K)[None, :], other=0.0
         )
-        column = e[None, :] + tl.zeros([TILE_OUTPUTS, 1], tl.int32)
-        b = elements(
-            low, high, scales, SMALLER, weight_row, column, column < K, K, LOW_STRIDE, HIGH_STRIDE, SCALE_STRIDE,
-            FORMAT, T0, T1, T2, T3,
-        )  # fmt: skip
-        b = tl.where(column < K, b, 0.0)
-        total = tl.dot(a, tl.trans(b.to(tl.float16)), total)
+        if PLAIN:
+            column = e[None, :] + tl.zeros([TILE_OUTPUTS, 1], tl.int32)
+            b = elements(
+                low, high, scales, SMALLER, weight_row, column, column < K, K, LOW_STRIDE, HIGH_STRIDE, SCALE_STRIDE,
+                FORMAT, T0, T1, T2, T3,
+            )  # fmt: skip
+            b = tl.where(column < K, b, 0.0).to(tl.float16)
+        else:
+            b = elements_of(
+                low, high, scales, SMALLER, matrix_row, k // 32, K // 32, LOW_STRIDE, HIGH_STRIDE, SCALE_STRIDE, FORMAT,
+                TILE_OUTPUTS, TILE_K // 32, K % TILE_K != 0, T0, T1, T2, T3, USE_ASM,
+            )  # fmt: skip
+        total = tl.dot(a, tl.trans(b), total)
     factor = tl.load(factors + row, mask=row < rows, other=0.0) * (gain / SMALLER)
     total = total * factor[:, None]
     mask = (row < rows)[:, None] & (output < outputs)[None, :]

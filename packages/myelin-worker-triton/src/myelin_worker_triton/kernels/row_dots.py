@@ -11,7 +11,7 @@ again, exactly, because ``d`` has at most 21 bits of mantissa. The twin converts
 
 One tile is ``ROWS`` rows of ``GROUPS`` groups: with 32 groups and as many rows as warps, each thread has one group. A
 thread keeps one float32 sum for each of its ``REPEAT * COLUMNS`` pairs of rows and columns; these are added across
-threads at the very end. So what a column gives depends on nothing but its own activations and ``GROUPS``.
+threads at the very end. So what a column gives depends on nothing but its own activations, ``GROUPS`` and ``SPLITS``.
 """
 
 # Triton's language is not typed Python, writes constants in capitals, and has an `if` of its own for compile time.
@@ -21,62 +21,11 @@ threads at the very end. So what a column gives depends on nothing but its own a
 import triton
 import triton.language as tl
 
-from myelin_worker_triton.kernels.integer_dot import (
-    both_halves,
-    dot4_signed,
-    dot4_unsigned,
-    held,
-    interleaved,
-    look_up8,
-    pick8,
-)
+from myelin_worker_triton.kernels.integer_dot import both_halves, dot4_signed, dot4_unsigned, held, interleaved, pick8
+from myelin_worker_triton.kernels.unpack import at_groups, codes_of, half, load_tile, split2, split4
 
 MAGIC: tl.constexpr = tl.constexpr(0x4B400000)
 MAGIC_FLOAT: tl.constexpr = tl.constexpr(12582912.0)
-
-
-@triton.jit
-def _split4(words, ROWS: tl.constexpr, GROUPS: tl.constexpr):
-    """``[ROWS, 4 * GROUPS]`` as four ``[ROWS, GROUPS]``: mere renaming, since a thread has all four."""
-    even, odd = tl.split(tl.reshape(words, [ROWS, GROUPS, 2, 2]))
-    w0, w2 = tl.split(even)
-    w1, w3 = tl.split(odd)
-    return w0, w1, w2, w3
-
-
-@triton.jit
-def _split2(words, ROWS: tl.constexpr, GROUPS: tl.constexpr):
-    return tl.split(tl.reshape(words, [ROWS, GROUPS, 2]))
-
-
-@triton.jit
-def _half(word, HIGH: tl.constexpr):
-    """The lower or upper float16 of an int32 word, as float32."""
-    if HIGH:
-        bits = word >> 16
-    else:
-        bits = word
-    return bits.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def _load(pointers, zeros, place, count, MASKED: tl.constexpr):
-    """Load a tile; with ``MASKED`` only where ``place`` (of each column) is below ``count``, and zero elsewhere."""
-    if MASKED:
-        found = tl.load(pointers, mask=(zeros[:, None] + place[None, :]) < count, other=0)
-    else:
-        found = tl.load(pointers)
-    return found
-
-
-@triton.jit
-def _at(plane, row, group, WIDTH: tl.constexpr, STRIDE: tl.constexpr, GROUPS: tl.constexpr):
-    """Where rows' next ``GROUPS`` groups of ``WIDTH`` elements are in a plane: pointers ``[ROWS, WIDTH * GROUPS]``.
-
-    All in 64 bits, so that a constant in ``row`` becomes part of the load instruction.
-    """
-    elements = tl.arange(0, WIDTH * GROUPS).to(tl.int64) + group * WIDTH
-    return plane + (row[:, None] * STRIDE + elements[None, :])
 
 
 @triton.jit
@@ -107,115 +56,12 @@ def _activations(
     groups = tl.arange(0, GROUPS)
     at = zeros[:, None] + (((words // 4) * 8 + words % 4).to(tl.int64) + group * 8)[None, :]
     place = words // 4 + group
-    x0, x1, x2, x3 = _split4(_load(xq + at, zeros, place, count, MASKED), ROWS, GROUPS)
-    x4, x5, x6, x7 = _split4(_load(xq + at + 4, zeros, place, count, MASKED), ROWS, GROUPS)
+    x0, x1, x2, x3 = split4(load_tile(xq + at, zeros, place, count, MASKED), ROWS, GROUPS)
+    x4, x5, x6, x7 = split4(load_tile(xq + at + 4, zeros, place, count, MASKED), ROWS, GROUPS)
     at_group = zeros[:, None] + (groups.to(tl.int64) + group)[None, :]
-    scale = _load(xd + at_group, zeros, groups + group, count, MASKED)
-    sums = _load(xi + at_group, zeros, groups + group, count, MASKED)
+    scale = load_tile(xd + at_group, zeros, groups + group, count, MASKED)
+    sums = load_tile(xi + at_group, zeros, groups + group, count, MASKED)
     return x0, x1, x2, x3, x4, x5, x6, x7, scale, sums
-
-
-@triton.jit
-def _codes(
-    low,
-    high,
-    row,
-    zeros,
-    group,
-    count,
-    LOW_STRIDE: tl.constexpr,
-    HIGH_STRIDE: tl.constexpr,
-    FORMAT: tl.constexpr,
-    GROUPS: tl.constexpr,
-    ROWS: tl.constexpr,
-    MASKED: tl.constexpr,
-    book_low,
-    BOOK_LOW: tl.constexpr,
-    book_up,
-    BOOK_UP: tl.constexpr,
-    USE_ASM: tl.constexpr,
-):
-    """The codes of a tile as eight words of four bytes, in the order of the activations.
-
-    With plain nibbles (4 bits, no high plane, not IQ4's codebook) words 4–7 are 16 times the codes: that saves a shift
-    each.
-    """
-    LOW: tl.constexpr = FORMAT & 15
-    HIGH: tl.constexpr = (FORMAT >> 4) & 3
-    BOOK: tl.constexpr = (FORMAT >> 8) & 3
-    groups = tl.arange(0, GROUPS)
-    if LOW == 2:
-        words = tl.arange(0, GROUPS * 2)
-        at = _at(low, row, group, 2, LOW_STRIDE, GROUPS)
-        a, b = _split2(_load(at, zeros, words // 2 + group, count, MASKED), ROWS, GROUPS)
-        v0 = a & 0x03030303
-        v1 = (a >> 2) & 0x03030303
-        v2 = (a >> 4) & 0x03030303
-        v3 = (a >> 6) & 0x03030303
-        v4 = b & 0x03030303
-        v5 = (b >> 2) & 0x03030303
-        v6 = (b >> 4) & 0x03030303
-        v7 = (b >> 6) & 0x03030303
-    else:
-        place = tl.arange(0, GROUPS * 4) // 4 + group
-        at = _at(low, row, group, 4, LOW_STRIDE, GROUPS)
-        w0, w1, w2, w3 = _split4(_load(at, zeros, place, count, MASKED), ROWS, GROUPS)
-        if LOW == 8:
-            v0, v1, v2, v3 = w0, w1, w2, w3
-            v4, v5, v6, v7 = _split4(_load(at + LOW_STRIDE // 2, zeros, place, count, MASKED), ROWS, GROUPS)
-        elif BOOK == 1:
-            v0, v4 = look_up8(w0, book_low, BOOK_LOW, book_up, BOOK_UP, USE_ASM)
-            v1, v5 = look_up8(w1, book_low, BOOK_LOW, book_up, BOOK_UP, USE_ASM)
-            v2, v6 = look_up8(w2, book_low, BOOK_LOW, book_up, BOOK_UP, USE_ASM)
-            v3, v7 = look_up8(w3, book_low, BOOK_LOW, book_up, BOOK_UP, USE_ASM)
-        else:
-            v0 = w0 & 0x0F0F0F0F
-            v1 = w1 & 0x0F0F0F0F
-            v2 = w2 & 0x0F0F0F0F
-            v3 = w3 & 0x0F0F0F0F
-            if HIGH == 0:
-                v4 = w0 & -0x0F0F0F10
-                v5 = w1 & -0x0F0F0F10
-                v6 = w2 & -0x0F0F0F10
-                v7 = w3 & -0x0F0F0F10
-            else:
-                v4 = (w0 >> 4) & 0x0F0F0F0F
-                v5 = (w1 >> 4) & 0x0F0F0F0F
-                v6 = (w2 >> 4) & 0x0F0F0F0F
-                v7 = (w3 >> 4) & 0x0F0F0F0F
-    if HIGH == 1:
-        h = _load(_at(high, row, group, 1, HIGH_STRIDE, GROUPS), zeros, groups + group, count, MASKED)
-        if LOW == 2:
-            v0 = v0 | ((h << 2) & 0x04040404)
-            v1 = v1 | ((h << 1) & 0x04040404)
-            v2 = v2 | (h & 0x04040404)
-            v3 = v3 | ((h >> 1) & 0x04040404)
-            v4 = v4 | ((h >> 2) & 0x04040404)
-            v5 = v5 | ((h >> 3) & 0x04040404)
-            v6 = v6 | ((h >> 4) & 0x04040404)
-            v7 = v7 | ((h >> 5) & 0x04040404)
-        else:
-            v0 = v0 | ((h << 4) & 0x10101010)
-            v1 = v1 | ((h << 3) & 0x10101010)
-            v2 = v2 | ((h << 2) & 0x10101010)
-            v3 = v3 | ((h << 1) & 0x10101010)
-            v4 = v4 | (h & 0x10101010)
-            v5 = v5 | ((h >> 1) & 0x10101010)
-            v6 = v6 | ((h >> 2) & 0x10101010)
-            v7 = v7 | ((h >> 3) & 0x10101010)
-    if HIGH == 2:
-        words2 = tl.arange(0, GROUPS * 2)
-        at_high = _at(high, row, group, 2, HIGH_STRIDE, GROUPS)
-        h0, h1 = _split2(_load(at_high, zeros, words2 // 2 + group, count, MASKED), ROWS, GROUPS)
-        v0 = v0 | ((h0 << 4) & 0x30303030)
-        v1 = v1 | ((h0 << 2) & 0x30303030)
-        v2 = v2 | (h0 & 0x30303030)
-        v3 = v3 | ((h0 >> 2) & 0x30303030)
-        v4 = v4 | ((h1 << 4) & 0x30303030)
-        v5 = v5 | ((h1 << 2) & 0x30303030)
-        v6 = v6 | (h1 & 0x30303030)
-        v7 = v7 | ((h1 >> 2) & 0x30303030)
-    return v0, v1, v2, v3, v4, v5, v6, v7
 
 
 @triton.jit
@@ -304,7 +150,7 @@ def _accumulate(
     result = ()
     for r in tl.static_range(REPEAT):
         row = _rows(row0, last_row, r, ROWS, EXACT)
-        v0, v1, v2, v3, v4, v5, v6, v7 = _codes(
+        v0, v1, v2, v3, v4, v5, v6, v7 = codes_of(
             low,
             high,
             row,
@@ -330,20 +176,20 @@ def _accumulate(
             p6, p7 = pick8(v3 | v7, book_low, BOOK_LOW, USE_ASM)
         if SCALES == 3:
             pairs = tl.arange(0, GROUPS * 2)
-            at_pair = _at(scales, row, group, 2, SCALE_STRIDE, GROUPS)
-            word0, word1 = _split2(_load(at_pair, zeros, pairs // 2 + group, count, MASKED), ROWS, GROUPS)
-            a0 = _half(word0, False)
-            b0 = _half(word0, True)
-            a1 = _half(word1, False)
-            b1 = _half(word1, True)
+            at_pair = at_groups(scales, row, group, 2, SCALE_STRIDE, GROUPS)
+            word0, word1 = split2(load_tile(at_pair, zeros, pairs // 2 + group, count, MASKED), ROWS, GROUPS)
+            a0 = half(word0, False)
+            b0 = half(word0, True)
+            a1 = half(word1, False)
+            b1 = half(word1, True)
         else:
-            at_scale = _at(scales, row, group, 1, SCALE_STRIDE, GROUPS)
-            word = _load(at_scale, zeros, groups + group, count, MASKED)
+            at_scale = at_groups(scales, row, group, 1, SCALE_STRIDE, GROUPS)
+            word = load_tile(at_scale, zeros, groups + group, count, MASKED)
             if SCALES == 0:
                 a0 = word.to(tl.float16, bitcast=True).to(tl.float32)
             else:
-                a0 = _half(word, False)
-                b0 = _half(word, True)
+                a0 = half(word, False)
+                b0 = half(word, True)
         for c in tl.static_range(COLUMNS):
             x0, x1, x2, x3 = columns[STEP * c], columns[STEP * c + 1], columns[STEP * c + 2], columns[STEP * c + 3]
             x4, x5, x6, x7 = columns[STEP * c + 4], columns[STEP * c + 5], columns[STEP * c + 6], columns[STEP * c + 7]
@@ -413,19 +259,19 @@ def _plain_accumulate(
     place = words + word
     columns = ()
     for c in tl.static_range(COLUMNS):
-        lower = _load(xf + c * XF_STRIDE + at, zeros, place, count, MASKED)
+        lower = load_tile(xf + c * XF_STRIDE + at, zeros, place, count, MASKED)
         if PLAIN == 3:
             columns = columns + (lower, lower)
         else:
-            columns = columns + (lower, _load(xf + c * XF_STRIDE + UPPER + at, zeros, place, count, MASKED))
+            columns = columns + (lower, load_tile(xf + c * XF_STRIDE + UPPER + at, zeros, place, count, MASKED))
     result = ()
     for r in tl.static_range(REPEAT):
         row = _rows(row0, last_row, r, ROWS, EXACT)
         at_row = low + (row[:, None] * LOW_STRIDE + (words.to(tl.int64) + word)[None, :])
-        bits = _load(at_row, zeros, place, count, MASKED)
+        bits = load_tile(at_row, zeros, place, count, MASKED)
         if PLAIN == 1:
-            first = _half(bits, False)
-            second = _half(bits, True)
+            first = half(bits, False)
+            second = half(bits, True)
         elif PLAIN == 2:
             first = (bits << 16).to(tl.float32, bitcast=True)
             second = (bits & -65536).to(tl.float32, bitcast=True)
@@ -442,16 +288,19 @@ def _plain_accumulate(
 
 @triton.jit
 def _part(split, COUNT: tl.constexpr, STEP: tl.constexpr, SPLITS: tl.constexpr):
-    """Where a part's loop begins and ends, and how far what is left is read: ``COUNT`` by the last part, else 0."""
+    """Where a part begins, how long its loop goes on, and how far what is left is read: ``COUNT`` by the last part, 0
+    by others."""
     FULL: tl.constexpr = COUNT // STEP
+    EACH: tl.constexpr = (FULL + SPLITS - 1) // SPLITS * STEP
     if SPLITS == 1:
-        first, end, last = 0, FULL * STEP, COUNT
+        first, length, last = 0, EACH, COUNT
     else:
-        EACH: tl.constexpr = (FULL + SPLITS - 1) // SPLITS * STEP
         first = split * EACH
-        end = tl.minimum(first + EACH, FULL * STEP)
+        length = EACH
+        if FULL % SPLITS != 0:
+            length = tl.minimum(EACH, FULL * STEP - first)
         last = tl.where(split == SPLITS - 1, COUNT, 0)
-    return first, end, last
+    return first, length, last
 
 
 @triton.jit
@@ -510,15 +359,15 @@ def row_dots(
         COUNT: tl.constexpr = K if PLAIN == 3 else K // 2
         for _ in tl.static_range(REPEAT * COLUMNS):
             sums = sums + (tl.zeros([ROWS, GROUPS * 4], tl.float32),)
-        first, end, last = _part(split, COUNT, GROUPS * 4, SPLITS)
-        for word in range(first, end, GROUPS * 4):
+        first, length, last = _part(split, COUNT, GROUPS * 4, SPLITS)
+        for word in range(0, length, GROUPS * 4):
             sums = _plain_accumulate(
                 sums,
                 low,
                 xf,
                 row0,
                 last_row,
-                word,
+                first + word,
                 COUNT,
                 LOW_STRIDE,
                 X_STRIDE,
@@ -567,8 +416,8 @@ def row_dots(
             book_low = held(((T0 & 0xFFFFFFFF) ^ 0x80808080) - 0x77767574, USE_ASM)
         for _ in tl.static_range(REPEAT * COLUMNS):
             sums = sums + (tl.zeros([ROWS, GROUPS], tl.float32),)
-        first, end, last = _part(split, N_GROUPS, GROUPS, SPLITS)
-        for group in tl.range(first, end, GROUPS, loop_unroll_factor=UNROLL):
+        first, length, last = _part(split, N_GROUPS, GROUPS, SPLITS)
+        for group in tl.range(0, length, GROUPS, loop_unroll_factor=UNROLL):
             sums = _accumulate(
                 sums,
                 low,
@@ -579,7 +428,7 @@ def row_dots(
                 xi,
                 row0,
                 last_row,
-                group,
+                first + group,
                 N_GROUPS,
                 LOW_STRIDE,
                 HIGH_STRIDE,
