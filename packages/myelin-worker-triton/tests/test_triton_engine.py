@@ -23,6 +23,7 @@ from myelin_testkit.synthetic import Recipe, write_model
 from myelin_worker_triton import operators as op
 from myelin_worker_triton.budgets import LAUNCHES_PER_LAYER
 from myelin_worker_triton.engine import TritonEngine
+from myelin_worker_triton.partials import splits_for
 from myelin_worker_triton.tuning import INTERPRETER
 
 pytestmark = pytest.mark.timeout(900)
@@ -103,6 +104,25 @@ def test_chunks_and_neighbours_do_not_matter(chain: Chain, reference: Chain) -> 
     np.testing.assert_array_equal(logits, whole[[4, 3]])
     for sequence in (first, second):
         chain.release(sequence)
+
+
+@pytest.mark.slow
+def test_split_projections_agree_and_do_not_feel_their_neighbours(llama: Path) -> None:
+    """With the tiles of a device on which a small model's rows are few."""
+    tuning = replace(INTERPRETER, groups=2, rows=128, multiprocessors=16)
+    with load_stages(lambda options: TritonEngine(options, tuning=tuning), llama, options=OPTIONS) as chain:
+        engine = chain.engines[0]
+        assert isinstance(engine, TritonEngine)
+        assert engine._stage is not None
+        layer = engine._stage.weights.layers[0]
+        for matrices, prologue in ((layer.qkv, True), ([layer.matrices["ffn_down"]], False)):
+            rows = sum(matrix.rows for matrix in matrices)
+            assert splits_for(tuning, matrices, rows, prologue=prologue) > 1
+        tokens = prompt(5, chain.parameters.vocab_size)
+        whole = all_logits(chain, [tokens])
+        np.testing.assert_array_equal(whole, all_logits(chain, [tokens[:1], tokens[1:]]))
+    with load_stages(ReferenceEngine, llama, options=OPTIONS) as reference:
+        assert top_difference(all_logits(reference, [tokens]), whole) <= 0.06
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ import torch
 from myelin_worker_triton import operators as op
 from myelin_worker_triton.budgets import BUDGETS, H200_INSTRUCTIONS_PER_BYTE, LAUNCHES_PER_LAYER
 from myelin_worker_triton.layouts import LAYOUTS, Book, Plain, Scales
+from myelin_worker_triton.partials import MOST_SPLITS
 from myelin_worker_triton.planes import Matrix, plane_strides
 from myelin_worker_triton.tuning import AMD, NVIDIA, Tuning
 
@@ -211,12 +212,13 @@ def inner_loops(lines: Sequence[str]) -> list[list[str]]:
 
 
 def load_bits(lines: Sequence[str]) -> int:
-    """Of the widest load from global memory."""
+    """Of the widest load from global memory, into registers or, asynchronously, into shared memory."""
     widths = [0]
     for line in lines:
-        if re.search(r"\bLDG\b|\bLDG\.", line):
-            width = re.search(r"LDG\S*?\.(64|128)\b", line)
-            small = re.search(r"LDG\S*?\.[US](8|16)\b", line)
+        load = re.search(r"\b(?:LDG|LDGSTS)\.\S*", line)
+        if load:
+            width = re.search(r"\.(64|128)\b", load[0])
+            small = re.search(r"\.[US](8|16)\b", load[0])
             widths.append(int(width[1]) if width else int(small[1]) if small else 32)
     return max(widths)
 
@@ -277,12 +279,13 @@ def record_project(tuning: Tuning, kind: str, columns: int = 1) -> Launch:
 
 
 def record_split(tuning: Tuning, kind: str) -> Launch:
-    """The same of few rows, which are split along the columns."""
+    """The same of few rows, which are split along the columns, of which there are enough for a loop in each part."""
+    columns = COLUMNS * MOST_SPLITS
     with recording() as launches:
         op.launch_project(
             tuning,
-            op.Activations.of(1, COLUMNS, "meta"),
-            (matrix(kind, 1024, COLUMNS),),
+            op.Activations.of(1, columns, "meta"),
+            (matrix(kind, 1024, columns),),
             _floats(1, 1024),
             columns=1,
             add=True,
@@ -467,7 +470,7 @@ def markdown(reports: Sequence[Report], triton_version: str) -> str:
         "for one weight (with `×8`: for one weight and eight columns), loads and addresses included. *Limit* is what",
         "an H200 can issue in the time in which a weight's bytes arrive: a kernel below it is bound by memory, not by",
         "instructions.",
-        "Registers and shared bytes are of sm_80 / sm_90.",
+        "Registers and shared bytes are of sm_80 / sm_90. Loads of `tiled` are asynchronous, into shared memory.",
         "",
         "| kernel | type | bytes per weight | limit | instructions per weight: sm_80 | sm_90 | budget | registers "
         "| shared bytes | widest load |",
@@ -489,8 +492,36 @@ def markdown(reports: Sequence[Report], triton_version: str) -> str:
         cells += [" / ".join(str(report.shared_bytes) for report in known)]
         cells += [f"{min(report.load_bits for report in known)} bits" if known else "–"]
         lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", "No kernel spills registers or uses a stack.", ""]
+    lines += ["", "No kernel spills registers or uses a stack.", "", *_NOTES.splitlines(), ""]
     return "\n".join(lines)
+
+
+_NOTES = """\
+## Codebooks
+`prmt` picks four bytes of eight by the nibbles of a selector; a nibble's top bit makes it 0 instead. IQ4's sixteen
+values take two of them for four weights, by complementary selectors, and a subtraction. The values of MXFP4 are
+repacked into codes of our own: `value + 12` is the code itself, which needs no table, and for codes below 8 what one
+`prmt` picks on top, added by an integer dot product of its own. For IQ4 looking up and multiplying is 1.375
+instructions a weight by itself; `project` keeps within 1.6 by serving eight rows with each activation it loads, for
+which `gate_up` has too few registers.
+
+## Split-K
+Where a projection's tiles of rows leave multiprocessors idle, it is cut along its columns too (`partials.py`), into
+up to eight parts. Each leaves its sums in scratch, and the program that comes last for a tile adds all parts in their
+order, in the same launch. Into how many parts follows from the matrix and the device, never from the batch.
+
+## Tiled prompts
+`tiled` reads weights with 128-bit asynchronous copies and unpacks a group for each thread. It is off unless
+`TRITON_ENGINE_TILED_PROMPTS=1`: its products are float16 on tensor cores, so a position that was computed in a prompt
+has other bits than the same position decoded, which breaks batch invariance (ADR 5) and with it exact replays after a
+lost node. Switch it on where long prompts matter more than that. Rows within tiles don't depend on each other.
+
+## Not used: programmatic dependent launch
+`launch_pdl` lets a kernel begin before the one ahead has ended, and asks of each kernel a wait before it reads what
+others wrote. A wait in the wrong place is a race that neither the interpreter, which runs programs one after another,
+nor machine code shows; and scratch is shared between consecutive launches (partial sums, counters, quantised
+activations), which such an overlap would have to double. It waits for a GPU to be tried on.
+"""
 
 
 def _number(value: float | None) -> str:
