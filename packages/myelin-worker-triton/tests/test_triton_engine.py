@@ -2,7 +2,7 @@
 
 The interpreter takes about a second for a step that a GPU does in microseconds, so what :class:`EngineCompliance` asks
 is asked here of short prompts, and the class itself runs without its long tests and with one family.
-``MYELIN_WHOLE_COMPLIANCE=1`` runs all its tests.
+``MYELIN_WHOLE_COMPLIANCE=1`` runs all its tests with all families, which takes about three quarters of an hour.
 """
 
 from __future__ import annotations
@@ -247,12 +247,9 @@ class TestCompliance(EngineCompliance):
         test_cuts_do_not_matter = None
         test_threads_do_not_matter = None
         test_a_smaller_start_rewinds = None
-        test_a_segment_that_does_not_fit = None
         test_release_frees_the_slot = None
-        test_too_many_sequences = None
         test_the_last_position_fits = None
         test_a_seed_gives_the_same_tokens = None
-        test_a_replay_continues_alike = None
 
     def make_engine(self, options: EngineOptions) -> Engine:
         return TritonEngine(options)
