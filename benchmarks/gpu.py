@@ -7,9 +7,10 @@ Needs torch, triton, numpy and the package ``myelin-worker-triton`` (its source 
 network, no model: weights are random planes. Whatever goes wrong is said, counted and passed over; the exit code is
 then 1.
 
-Checked are all types against float64, attention against float64, and tiled products. Timed are kernels (as a share of
-the bandwidth of a copy, measured first) and whole steps of stages shaped like Llama 1B, 8B and ten layers of 70B:
-decoding at batch 1, 4 and 8 with contexts of 0, 4096 and 32768, prompts of 512 and 4096 tokens.
+Checked are all types against float64, attention against float64, tiled products, and split ones (their bits, too).
+Timed are kernels (as a share of the bandwidth of a copy, measured first) and whole steps of stages shaped like Llama
+1B, 8B and ten layers of 70B: decoding at batch 1, 4 and 8 with contexts of 0, 4096 and 32768, prompts of 512 and 4096
+tokens.
 """
 
 from __future__ import annotations
