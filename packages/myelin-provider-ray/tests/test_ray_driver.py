@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import time
@@ -97,6 +98,18 @@ async def test_a_bridge_is_killed_where_nobody_has_the_time_to_wait_for_it() -> 
     closing.cancel()
     await asyncio.gather(closing, return_exceptions=True)
     assert not psutil.pid_exists(pid), "killed, and waited for: nothing of it is left in the event loop"
+
+
+def test_a_launch_that_is_under_way_when_nobody_listens_any_more_is_finished(tmp_path: Path) -> None:
+    """Its orchestrator was killed; a place that was made without its actor would stay for ever."""
+    script = (
+        "import os, pathlib, time; from myelin_provider_ray import bridge; "
+        "bridge.CALLS = {'create': lambda name: (time.sleep(0.5), pathlib.Path(name).touch())}; "
+        "bridge._leave = lambda: os._exit(0); bridge.main()"
+    )
+    request = {"id": 1, "call": "create", "with": {"name": str(tmp_path / "made")}}
+    subprocess.run([sys.executable, "-c", script], input=json.dumps(request).encode(), timeout=30, check=True)
+    assert (tmp_path / "made").exists()
 
 
 def test_core_neither_imports_nor_requires_ray() -> None:

@@ -180,12 +180,19 @@ def test_what_is_lacking_is_said_with_what_there_is() -> None:
 def answer(**more: Any) -> dict[str, Any]:
     raw = {"NodeID": "a", "NodeManagerAddress": "10.0.0.1", "Alive": True, "Resources": {"CPU": 4.0}, "Labels": {}}
     base: dict[str, Any] = {"nodes": [raw], "free": {"a": {"CPU": 4.0}}, "groups": [], "actors": [], "answering": {}}
-    return base | {"draining": {}, "autoscaling": False} | more
+    return base | {"actors_before": [], "draining": {}, "autoscaling": False} | more
 
 
 def listed(name: str, state: str = "CREATED") -> dict[str, Any]:
     place = {"bundles": {"0": {"CPU": 3.0}}, "bundles_to_node_id": {"0": "a"}}
     return {"placement_group_id": "f00", "name": name, "state": state, "stats": {}} | place
+
+
+def test_an_actor_without_a_place_is_a_stray_unless_it_has_just_been_made() -> None:
+    names = [write_name(replace(KEY, attempt=Attempt(number))) for number in (1, 2, 3)]
+    before = ["somebody.elses", *names[:2], "myelin.gone.stage-0.1"]
+    view = read_view(answer(actors=["somebody.elses", *names], actors_before=before, groups=[listed(names[0])]))
+    assert view.strays == {replace(KEY, attempt=Attempt(2))}
 
 
 def test_groups_of_others_and_those_that_are_gone_are_left_out() -> None:

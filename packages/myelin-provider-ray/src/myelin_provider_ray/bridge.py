@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any
 
@@ -31,6 +31,9 @@ THREADS = 32
 PROBE_S = 0.5
 LOOK_S = 1.5
 GONE_S = 10.0
+FINISH_S = 4.0
+"""How long calls that change the cluster may still take once nobody reads their answers."""
+_CHANGING = frozenset({"create", "remove"})
 _LOCAL_STORE_BYTES = 100 * 1024 * 1024
 """Of the object store of a cluster of our own; nothing of Myelin is kept there, and Ray's least is 75 MB."""
 
@@ -142,6 +145,19 @@ def create(
     return {"made": made}
 
 
+def boot(name: str, line: str, bind: str) -> None:
+    """Give a stage's host its boot line, where the one that came with its making may have been lost with the process
+    that sent it. A host that has one already, or is gone, is left as it is.
+
+    Args:
+        name, line, bind: See :func:`create`.
+    """
+    import ray
+
+    with suppress(ValueError):
+        _booted[name] = ray.get_actor(name).boot.remote(line.encode(), bind)
+
+
 def look(names: Sequence[str]) -> dict[str, Any]:
     """What the hosts of these names say of their workers.
 
@@ -208,6 +224,8 @@ def remove(name: str, grace_s: float, group: str) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{name} is still on the cluster's lists")
         time.sleep(0.05)
+        with suppress(ValueError):  # one that somebody else, who is gone by now, was just making
+            ray.kill(ray.get_actor(name), no_restart=True)
 
 
 def _snapshot() -> dict[str, Any]:
@@ -218,6 +236,7 @@ def _snapshot() -> dict[str, Any]:
     keys = ("NodeID", "NodeManagerAddress", "NodeManagerHostname", "Alive", "Resources", "Labels")
     more = ("DeathReason", "DeathReasonMessage", "NodeManagerPort")
     nodes = [{key: node.get(key) for key in (*keys, *more)} for node in ray.nodes()]
+    before = ray.util.list_named_actors()
     groups = [entry for entry in placement_group_table().values() if read_name(str(entry.get("name", "")))]
     used = {node for group in groups for node in group["bundles_to_node_id"].values()}
     now = time.time()
@@ -226,6 +245,7 @@ def _snapshot() -> dict[str, Any]:
         "free": available_resources_per_node(),
         "groups": groups,
         "actors": ray.util.list_named_actors(),
+        "actors_before": before,
         "answering": {
             node["NodeID"]: _answers(node["NodeManagerAddress"], int(node["NodeManagerPort"]))
             for node in nodes
@@ -315,7 +335,7 @@ def _on_the_cluster(function: Callable[..., Any], *arguments: object) -> Any:
 
 
 CALLS: Mapping[str, Callable[..., Any]] = {
-    call.__name__: call for call in (connect, snapshot, obituaries, create, look, lines, remove)
+    call.__name__: call for call in (connect, snapshot, obituaries, create, boot, look, lines, remove)
 }
 
 
@@ -329,10 +349,12 @@ def answer_to(request: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Serve requests until standard input ends."""
+    """Serve requests until standard input ends. A launch or a release that is under way then is finished all the same:
+    whoever asked may have been killed, and a place without an actor has nobody who would give it back."""
     wire = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)  # whatever Ray prints must not be taken for an answer
     turn = threading.Lock()
+    under_way: set[Future[None]] = set()
 
     def serve(request: Mapping[str, Any]) -> None:
         line = answer_to(request)
@@ -344,8 +366,11 @@ def main() -> None:
             request = json.loads(line)
             if request["call"] == "connect":
                 serve(request)
-            else:
-                threads.submit(serve, request)
+                continue
+            future = threads.submit(serve, request)
+            if request["call"] in _CHANGING:
+                under_way = {future, *(each for each in under_way if not each.done())}
+        wait(under_way, FINISH_S)
         _leave()
 
 

@@ -41,7 +41,7 @@ class WorkerHost:
         command: What to run; empty is the worker, with this very interpreter.
         cores: How many threads it computes with.
         log_lines: How many lines of its output are kept.
-        boot_s: How long it waits for its boot line before it gives up its place.
+        boot_s: How long it waits for its boot line before it gives up its place, whoever looks meanwhile.
         linger_s: How long an ended worker's place is kept when nobody looks.
         leave: Gives the place up; None does what Ray needs.
     """
@@ -149,6 +149,7 @@ class WorkerHost:
             process = self._process
             self._failure = self._failure or "it was stopped before it was started"
         if process is None:
+            self._ended.set()  # should whoever stopped it not come to remove it, the next one must not wait for it
             return
         assert process.stdin is not None
         with suppress(OSError):
@@ -193,11 +194,13 @@ class WorkerHost:
         pipe.close()
 
     def _watch_patience(self, boot_s: float, linger_s: float) -> None:
+        began = time.monotonic()
         pause = max(0.05, min(1.0, boot_s / 10, linger_s / 10))
         while True:
             time.sleep(pause)
-            waited = time.monotonic() - self._seen
-            if (self._ended.is_set() and waited > linger_s) or (self._process is None and waited > boot_s):
+            now = time.monotonic()
+            waits = self._process is None and not self._ended.is_set()
+            if now - began > boot_s if waits else self._ended.is_set() and now - self._seen > linger_s:
                 self._leave()
                 return
 

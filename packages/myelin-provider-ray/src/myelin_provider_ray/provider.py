@@ -5,8 +5,9 @@ come and go one by one: one is launched again on another node while the others s
 here, from what the cluster has free, and the group is held to the node that was chosen by the label ``ray.io/node-id``.
 
 **Restart.** Actors and placement groups outlive whoever made them, and bear the launch key as their name: a listing is
-enough to find the stages of a run again. A worker whose orchestrator is gone ends itself after a while, and its actor
-then gives the place back.
+enough to find the stages of a run again. Whoever made them may have been killed half-way: an actor that never got its
+boot line gets it when its launch is repeated, and what is less than an actor in its place is listed as ended. A worker
+whose orchestrator is gone ends itself after a while, and its actor then gives the place back.
 
 **Events.** A listing tells at once of a raylet that has died (its port is tried; Ray takes about 15 s), of an actor or
 worker that has, with Ray's own reason, and of a node that is being pre-empted, before it is gone.
@@ -39,7 +40,7 @@ from myelin_provider_ray import placement
 from myelin_provider_ray.driver import Calls, Driver
 from myelin_provider_ray.names import read_name, write_name
 from myelin_provider_ray.section import RaySection, Strategy
-from myelin_provider_ray.states import Stand, after_death, after_looking, before_looking, lost_node
+from myelin_provider_ray.states import Stand, after_death, after_looking, before_looking, lost_node, unbooted
 from myelin_provider_ray.view import ClusterView, Group, read_view
 
 LOG_POLL_S = 0.2
@@ -81,6 +82,8 @@ class RayProvider:
         self._abandoned: set[LaunchKey] = set()
         self._stands: dict[LaunchKey, Stand] = {}
         self._waiting_since: dict[LaunchKey, float] = {}
+        self._boots: dict[LaunchKey, BootSpec] = {}
+        """Of launches whose actor hasn't been seen to have got its boot line yet."""
         self._releasing: dict[LaunchKey, asyncio.Task[None]] = {}
 
     @property
@@ -140,12 +143,14 @@ class RayProvider:
             elif group.key not in self._starting:
                 groups.append(group)
         stands = await self._judged(groups, view)
-        return tuple(self._lease(group, stands[group.key]) for group in groups)
+        strays = [key for key in view.strays if key.run == self._run and key not in self._starting]
+        return (*(self._lease(group, stands[group.key]) for group in groups), *map(_stray, strays))
 
     async def all_leases(self) -> Sequence[Lease]:
         """The live leases of every run in the cluster, for cleaning up; how their workers are isn't asked."""
         view = await self._view()
-        return tuple(self._lease(group, Stand(LeaseState.STARTING)) for group in view.groups)
+        groups = (self._lease(group, Stand(LeaseState.STARTING)) for group in view.groups)
+        return (*groups, *map(_stray, view.strays))
 
     async def release(self, lease: LeaseId) -> None:
         """See :meth:`myelin.plugin.Provider.release`. Returns once the cluster lists neither the actor nor its place;
@@ -228,13 +233,17 @@ class RayProvider:
         try:
             view = await self._view()
             existing = next((group for group in view.groups if group.key == key), None)
+            self._boots[key] = boot
             if existing is not None and name in view.actors and key not in self._abandoned:
                 return self._lease(existing, (await self._judged([existing], view))[key])
             if existing is not None and key not in self._abandoned and (known := self._stands.get(key)) is not None:
                 return self._lease(existing, known)
-            if key in self._abandoned and existing is not None:
+            if existing is not None and key in self._abandoned:
                 await self._begin_release(key, existing.id, view)
+            elif key in view.strays:  # its place is gone, and another one would be of no use to it
+                await self._begin_release(key, "", view)
             self._abandoned.discard(key)
+            self._boots[key] = boot
             need = self._needs.get(key.node) or Need(key.node, 0, boot.engine)
             bundle = placement.reserved(need, self._section)
             chosen = self._untaken(offer, view, need)
@@ -265,6 +274,7 @@ class RayProvider:
             return Lease(LeaseId(name), key, LeaseState.STARTING, chosen, detail="its place is being reserved")
         except BaseException:
             self._claims.pop(key, None)
+            self._boots.pop(key, None)
             raise
         finally:
             del self._starting[key]
@@ -311,11 +321,16 @@ class RayProvider:
         answers = await self._driver.call("look", names=names) if names else {}
         dead: list[Group] = []
         for group in asked:
-            known = after_looking(answers[write_name(group.key)], self._stands.get(group.key))
+            answer = answers[write_name(group.key)]
+            known = after_looking(answer, self._stands.get(group.key))
             if known is None:
                 dead.append(group)
-            else:
-                stands[group.key] = known
+                continue
+            stands[group.key] = known
+            if unbooted(answer):
+                await self._boot(group.key)
+            elif "worker" in answer:
+                self._boots.pop(group.key, None)
         if dead:
             causes = await self._driver.call("obituaries", names=[write_name(group.key) for group in dead])
             for group in dead:
@@ -323,6 +338,14 @@ class RayProvider:
                 stands[group.key] = after_death(causes.get(name), answers[name].get("died", ""))
         self._stands |= stands
         return stands
+
+    async def _boot(self, key: LaunchKey) -> None:
+        """Give an actor its boot line once more, where it is ours to give: whoever made it was killed before the first
+        one had arrived. Until the launch is repeated, it is nobody's."""
+        boot = self._boots.get(key)
+        if boot is not None:
+            line = boot_line(boot).decode()
+            await self._driver.call("boot", name=write_name(key), line=line, bind=self._section.bind)
 
     def _without_asking(self, group: Group, view: ClusterView) -> Stand | None:
         pinned = self._chosen.get(group.key, "").replace(placement.AUTOSCALER, "")
@@ -376,9 +399,14 @@ class RayProvider:
         return node is not None and not (lost_node(node) and node.drained_in_s is None)
 
     def _forget(self, key: LaunchKey) -> None:
-        for table in (self._stands, self._claims, self._chosen, self._waiting_since):
+        for table in (self._stands, self._claims, self._chosen, self._waiting_since, self._boots):
             table.pop(key, None)
         self._abandoned.discard(key)
+
+
+def _stray(key: LaunchKey) -> Lease:
+    """An actor without a place, which Ray would keep waiting for it for ever."""
+    return Lease(LeaseId(write_name(key)), key, LeaseState.EXITED, exit_reason="its place is gone")
 
 
 class _Start:

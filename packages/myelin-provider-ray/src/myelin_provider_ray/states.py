@@ -99,7 +99,14 @@ def after_looking(answer: Mapping[str, Any], before: Stand | None) -> Stand | No
             return ended(f"its worker could not be started: {worker['failure']}")
         return ended(exit_reason(worker["status"] or 0, worker["last"], memory_kills=worker["kills"]))
     state = LeaseState.RUNNING if endpoint else LeaseState.STARTING
-    return Stand(state, endpoint=endpoint, detail="" if endpoint else "its worker starts")
+    waits = "" if endpoint else "its worker starts" if worker["booted"] else "its actor has not been told what to start"
+    return Stand(state, endpoint=endpoint, detail=waits)
+
+
+def unbooted(answer: Mapping[str, Any]) -> bool:
+    """Whether an actor's answer (see :func:`after_looking`) tells that no boot line has come."""
+    worker = answer.get("worker")
+    return worker is not None and not worker["booted"]
 
 
 def after_death(obituary: Mapping[str, Any] | None, heard: str = "") -> Stand:

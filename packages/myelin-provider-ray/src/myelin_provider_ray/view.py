@@ -84,12 +84,14 @@ class ClusterView:
         nodes: Dead ones too, as long as Ray remembers them.
         groups: Ours, of every run.
         actors: Names of the actors that live, or wait for their place.
+        strays: Launches of which there is an actor that has no placement group (any more).
         autoscaling: Whether it can add nodes.
     """
 
     nodes: tuple[ClusterNode, ...]
     groups: tuple[Group, ...] = ()
     actors: frozenset[str] = frozenset()
+    strays: frozenset[LaunchKey] = frozenset()
     autoscaling: bool = False
 
     def node(self, id: str) -> ClusterNode | None:
@@ -127,7 +129,11 @@ def read_view(answer: Mapping[str, Any], autoscaling: bool | None = None) -> Clu
         for node in answer["nodes"]
     )
     actors = frozenset(answer["actors"])
-    return ClusterView(nodes, groups, actors, bool(answer["autoscaling"]) if autoscaling is None else autoscaling)
+    # Those that were there before the groups were read: of one that is just being made, the group may have come later.
+    named = [read_name(name) for name in actors.intersection(answer["actors_before"])]
+    strays = frozenset(key for key in named if key) - {group.key for group in groups}
+    grows = bool(answer["autoscaling"]) if autoscaling is None else autoscaling
+    return ClusterView(nodes, groups, actors, strays, grows)
 
 
 def _free(
