@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from ray_cluster_support import ThreeNodes, short_folder
+from ray_cluster_support import ThreeNodes, end_shared, lent
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster() -> Iterator[ThreeNodes]:
-    """Three nodes for all tests of a module."""
-    with short_folder():
-        nodes = ThreeNodes()
-        yield nodes
-        nodes.close()
+    """Three nodes, for all tests that leave them as they were."""
+    yield from lent()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _ended() -> Iterator[None]:
+    yield
+    end_shared()

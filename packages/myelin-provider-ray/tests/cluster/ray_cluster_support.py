@@ -7,8 +7,9 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,8 @@ class ThreeNodes:
                 found[str(key.node)] = group["bundles_to_node_id"][0]
         return found
 
-    async def rested(self) -> None:
-        """All that was reserved on the first nodes is shown to be free again, which lags a moment behind."""
+    def rest(self) -> None:
+        """Wait until all that was reserved on the first nodes is shown to be free again, which lags a moment behind."""
         import ray
         from ray._private.state import available_resources_per_node
 
@@ -106,10 +107,11 @@ class ThreeNodes:
         for _ in range(100):
             free = available_resources_per_node()
             total = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["NodeID"] in ours}
-            if all(free[id].get(name, 0.0) >= total[id][name] for id in total for name in ("CPU", "memory")):
+            reserved = [id for id in total for name in ("CPU", "memory") if free[id].get(name, 0.0) < total[id][name]]
+            if not (reserved or self.actors() or self.groups()):
                 return
-            await asyncio.sleep(0.05)
-        raise AssertionError("something is still reserved")
+            time.sleep(0.05)
+        raise AssertionError(f"something is left: {self.actors()}, {self.groups()}, or reserved on {reserved}")
 
     def workers(self, marker: str) -> set[int]:
         """Process ids of all children of actors whose command line has ``marker``."""
@@ -141,6 +143,38 @@ class ThreeNodes:
             ray.shutdown()
         self.cluster.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+_shared: dict[tuple[tuple[int, ...], int], tuple[ThreeNodes, ExitStack]] = {}
+
+
+def lent(memories: tuple[int, ...] = (3_000_000_000,) * 3, cpus: int = 4) -> Iterator[ThreeNodes]:
+    """A cluster of this shape for one test, which must leave it as it was: it is shared, since its start takes long.
+
+    There is one at a time, since a process can be in but one: that of another shape is ended.
+    """
+    shape = (memories, cpus)
+    if shape not in _shared:
+        end_shared()
+        with ExitStack() as stack:
+            stack.enter_context(short_folder())
+            cluster = ThreeNodes(memories, cpus)
+            stack.callback(cluster.close)
+            _shared[shape] = cluster, stack.pop_all()
+    cluster, _ = _shared[shape]
+    yield cluster
+    try:
+        cluster.rest()
+    except BaseException:
+        end_shared()  # whatever is left there is no other test's trouble
+        raise
+
+
+def end_shared() -> None:
+    """End the cluster that is shared, where there is one."""
+    while _shared:
+        _, (_, stack) = _shared.popitem()
+        stack.close()
 
 
 def _command_line(process: psutil.Process) -> list[str]:

@@ -1,7 +1,7 @@
 """A process that joins a cluster, begins a launch there, and is killed at a step of it:
 ``ray_killed_driver.py STEP ADDRESS NAME NODE COMMAND``, with the boot line on standard input.
 
-The steps: ``place``, once the placement group is made; ``actor``, once Ray knows of the actor, which it then gives up
+The steps: ``place``, once the placement group is made; ``actor``, once Ray knows of the actor, which it may give up
 with its maker; ``boot``, once the boot line is on its way to an actor whose process isn't up yet; ``booted``, once it
 has arrived.
 """

@@ -91,7 +91,6 @@ async def bench(cluster: ThreeNodes) -> AsyncIterator[Bench]:
             await provider.release(lease.id)
     assert cluster.actors() == set()
     assert cluster.groups() == set()
-    await cluster.rested()
 
 
 @pytest.mark.parametrize(
