@@ -87,8 +87,11 @@ async def bench(cluster: ThreeNodes) -> AsyncIterator[Bench]:
     bench = Bench(cluster)
     yield bench
     for provider in bench.made:
-        for lease in await provider.leases():
-            await provider.release(lease.id)
+        try:
+            for lease in await provider.leases():
+                await provider.release(lease.id)
+        finally:
+            await provider.close()  # also one that a test has closed: the look at its leases began anew
     assert cluster.actors() == set()
     assert cluster.groups() == set()
 
