@@ -259,3 +259,22 @@ def test_a_connection_that_was_closed_while_idle_is_opened_again_even_at_the_end
     assert sink.export(Signal.TRACES, otlp_request(Signal.TRACES, "two"))
     assert len(Collector.seen) == 2
     sink.close()
+
+
+def test_what_threads_send_at_once_arrives_each_and_once(collector: str) -> None:
+    sink = sink_to(collector)
+    requests = [otlp_request(Signal.TRACES, f"span-{number}") for number in range(64)]
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(lambda request: sink.export(Signal.TRACES, request), requests))
+    sink.close()
+    expected = sorted(request.SerializeToString() for request in requests)
+    assert sorted(body for _, _, body in Collector.seen) == expected
+
+
+def test_waiting_for_its_turn_is_within_a_requests_time(collector: str) -> None:
+    sink = sink_to(collector, timeout_s=0.2)
+    assert sink.export(Signal.TRACES, otlp_request(Signal.TRACES, "one"))
+    with sink._channels[Signal.TRACES]._turn:  # type: ignore[attr-defined]  # as another thread's request holds it
+        assert not sink.export(Signal.TRACES, otlp_request(Signal.TRACES, "two"))
+    sink.close()
+    assert len(Collector.seen) == 1

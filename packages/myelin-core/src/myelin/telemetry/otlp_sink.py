@@ -136,7 +136,7 @@ class OtlpSink(TelemetrySink):
 
 
 class HttpChannel:
-    """OTLP/HTTP with binary protobuf, over one connection that is kept."""
+    """OTLP/HTTP with binary protobuf, over one connection that is kept: requests of several threads take turns."""
 
     def __init__(self, target: OtlpTarget, signal: Signal) -> None:
         from http.client import HTTPConnection
@@ -145,6 +145,8 @@ class HttpChannel:
         self._target = target
         parts = urlsplit(target.endpoint)
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._turn = threading.Lock()
+        self._closed = False
         self._headers = {"content-type": "application/x-protobuf", "user-agent": "myelin", **dict(target.headers)}
         if target.gzip:
             self._headers["content-encoding"] = "gzip"
@@ -168,22 +170,33 @@ class HttpChannel:
         body = request.SerializeToString()
         if self._target.gzip:
             body = gzip.compress(body, 5)
-        kept = self._connection.sock is not None
+        deadline = time.monotonic() + timeout_s
+        if not self._turn.acquire(timeout=timeout_s):
+            raise Refused("TimeoutError: the requests before it took all its time", 0.0)
         try:
-            try:
-                status, reason, again = self._post(body, timeout_s)
-            except ConnectionError:
-                if not kept:
-                    raise
-                self.close()  # the collector has closed a connection that was idle: that says nothing of the next one
-                status, reason, again = self._post(body, timeout_s)
+            status, reason, again = self._post_again(body, max(0.01, deadline - time.monotonic()))
         except Exception as error:  # http.client raises what sockets, TLS and parsers do
-            self.close()
+            self._connection.close()
             raise Refused(f"{type(error).__name__}: {error}", 0.0) from None
+        finally:
+            if self._closed:  # meanwhile, and a request may have opened it anew
+                self._connection.close()
+            self._turn.release()
         if status in _RETRIED_STATUS:
             raise Refused(f"HTTP {status} {reason}", again, answered=True)
         if not 200 <= status < 300:
             raise Refused(f"HTTP {status} {reason}", None, answered=True)
+
+    def _post_again(self, body: bytes, timeout_s: float) -> tuple[int, str, float]:
+        """Twice, where the collector has closed a connection that was idle: that says nothing of the next one."""
+        kept = self._connection.sock is not None
+        try:
+            return self._post(body, timeout_s)
+        except ConnectionError:
+            if not kept or self._closed:
+                raise
+            self._connection.close()
+            return self._post(body, timeout_s)
 
     def _post(self, body: bytes, timeout_s: float) -> tuple[int, str, float]:
         connection = self._connection
@@ -198,7 +211,8 @@ class HttpChannel:
             return response.status, response.reason, _seconds(response.headers.get("retry-after", ""))
 
     def close(self) -> None:
-        """Close the connection; the next request opens another."""
+        """Close the connection, and with it a request that is under way."""
+        self._closed = True
         self._connection.close()
 
 
