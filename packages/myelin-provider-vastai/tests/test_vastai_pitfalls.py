@@ -395,14 +395,23 @@ async def test_a_forward_is_made_again_at_the_same_port(rig, fake):
     host, _, port = lease.endpoint.candidates[0].rpartition(":")
     fake.rented[0].machine.cut_connections()
 
+    async def noticed():
+        return "lost: logging in again" in await rig.log_text(provider, lease)
+
     async def answers():
         try:
             _, writer = await asyncio.open_connection(host, int(port))
         except OSError:
             return False
         writer.close()
-        return "lost: logging in again" in await rig.log_text(provider, lease)
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        return True
 
+    # Not dialled before: whoever dials while the old forward closes may meet CPython's issue 109564, a connection
+    # that is accepted and never closed.
+    await rig.until(noticed)
+    assert await noticed()
     await rig.until(answers)
     assert await answers()
 
