@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from myelin.plugin import LogLine
 from myelin_provider_process.environment import inherited, node_environment
 from myelin_provider_process.exits import exit_reason
-from myelin_provider_process.lines import LineSplitter, LogBuffer
+from myelin_provider_process.lines import LineSplitter
 from myelin_provider_process.machine import available_memory, cores, memory_kills
 
 
@@ -38,28 +36,6 @@ def test_no_line_is_longer_than_the_limit_and_nothing_is_lost(pieces: list[str],
     lines = [line for piece in pieces for line in splitter.feed(piece.encode())] + splitter.finish()
     assert all(len(line) <= limit for line in lines)
     assert "".join(lines) == "".join(pieces).replace("\n", "")
-
-
-async def test_followers_see_what_is_kept_then_what_comes() -> None:
-    log = LogBuffer(keep=3)
-    for number in range(5):
-        log.append(LogLine("stdout", str(number), 0.0))
-    seen: list[str] = []
-
-    async def follow() -> None:
-        async for line in log.follow():
-            seen.append(line.text)  # noqa: PERF401 - seen as it comes, which is what is tested
-
-    following = asyncio.create_task(follow())
-    await asyncio.sleep(0)
-    assert seen == ["(2 lines were dropped)", "2", "3", "4"]
-    for number in range(5, 10):  # faster than the follower can read
-        log.append(LogLine("stderr", str(number), 0.0))
-    log.end()
-    await following
-    assert seen[4:] == ["(2 lines were dropped)", "7", "8", "9"]
-    assert (log.last("stderr"), log.last("stdout")) == ("9", "")
-    assert [line.text async for line in log.follow()] == ["(7 lines were dropped)", "7", "8", "9"]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import os
 import signal
 import time
 from asyncio.subprocess import PIPE, Process
-from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from myelin.plugin import (
@@ -19,6 +18,7 @@ from myelin.plugin import (
     Lease,
     LeaseId,
     LeaseState,
+    LogBuffer,
     LogLine,
     boot_line,
     parse_announcement,
@@ -57,10 +57,8 @@ class Node:
         self._process = process
         self._offer = offer
         self._endpoint: Endpoint | None = None
-        self._lines: deque[LogLine] = deque(maxlen=log_lines)
-        self._written = 0
+        self.log = LogBuffer(log_lines)
         self._ended = False
-        self._changed = asyncio.Event()
         self._watching = asyncio.create_task(self._watch())
 
     @property
@@ -68,7 +66,7 @@ class Node:
         """How it is now."""
         state, reason = LeaseState.STARTING if self._endpoint is None else LeaseState.RUNNING, ""
         if self._ended:
-            last = self._lines[-1].text[:300] if self._lines else "without a word"
+            last = self.log.last("stderr")[:300] or "without a word"
             state, reason = LeaseState.EXITED, f"exited with status {self._process.returncode}: {last}"
         return Lease(self.id, self.key, state, self._offer, self._endpoint, exit_reason=reason)
 
@@ -82,25 +80,13 @@ class Node:
                 os.killpg(self._process.pid, signal.SIGKILL)  # and what it may have started itself
         await asyncio.wait({self._watching})
 
-    async def log(self) -> AsyncIterator[LogLine]:
-        """What it wrote, as far as it is kept, then what it writes, until it has ended."""
-        seen = 0
-        while True:
-            changed, ended, unseen = self._changed, self._ended, self._written - seen
-            seen = self._written
-            for line in list(self._lines)[-unseen:] if unseen else ():
-                yield line
-            if ended:
-                return
-            await changed.wait()
-
     async def _watch(self) -> None:
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         await asyncio.gather(self._read("stdout", self._process.stdout), self._read("stderr", self._process.stderr))
         await self._process.wait()
         self._ended = True
-        self._tell()
+        self.log.end()
 
     async def _read(self, stream: str, pipe: asyncio.StreamReader) -> None:
         while True:
@@ -116,10 +102,4 @@ class Node:
         if stream == "stdout" and (endpoint := parse_announcement(text)):
             self._endpoint = endpoint
         else:
-            self._lines.append(LogLine(stream, text, time.time()))
-            self._written += 1
-            self._tell()
-
-    def _tell(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+            self.log.append(LogLine(stream, text, time.time()))

@@ -54,7 +54,7 @@ class EchoProvider:
     async def logs(self, lease: LeaseId) -> AsyncIterator[LogLine]:
         """What the node wrote."""
         if node := self._find(lease):
-            async for line in node.log():
+            async for line in node.log.follow():
                 yield line
 
     async def close(self) -> None:

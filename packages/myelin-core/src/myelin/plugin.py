@@ -15,6 +15,7 @@ from myelin.cluster.boot import (
     parse_announcement,
     read_boot_line,
 )
+from myelin.cluster.log_buffer import LogBuffer
 from myelin.cluster.provider import (
     BootSpec,
     LaunchKey,
@@ -73,6 +74,7 @@ __all__ = [
     "LeaseId",
     "LeaseState",
     "Listener",
+    "LogBuffer",
     "LogLine",
     "MessageStream",
     "ModelError",

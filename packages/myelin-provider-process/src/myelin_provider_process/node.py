@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from myelin.plugin import Endpoint, LaunchKey, Lease, LeaseId, LeaseState, LogLine, parse_announcement
+from myelin.plugin import Endpoint, LaunchKey, Lease, LeaseId, LeaseState, LogBuffer, LogLine, parse_announcement
 from myelin_provider_process.exits import exit_reason
-from myelin_provider_process.lines import LineSplitter, LogBuffer
+from myelin_provider_process.lines import LineSplitter
 from myelin_provider_process.machine import memory_kills
 
 _STREAMS = {1: "stdout", 2: "stderr"}

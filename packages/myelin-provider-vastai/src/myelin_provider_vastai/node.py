@@ -17,6 +17,7 @@ from myelin.plugin import (
     Lease,
     LeaseId,
     LeaseState,
+    LogBuffer,
     LogLine,
     ProviderError,
     boot_line,
@@ -25,7 +26,6 @@ from myelin.plugin import (
 from myelin_provider_vastai.api import Api
 from myelin_provider_vastai.instances import Instance, Stand, Verdict, judge, mapped_address, ssh_addresses
 from myelin_provider_vastai.inventory import Inventory
-from myelin_provider_vastai.lines import LogBuffer
 from myelin_provider_vastai.scripts import boot_command, setup_command
 from myelin_provider_vastai.section import VastaiSection
 from myelin_provider_vastai.ssh import HostKeyChanged, HostKeys, Identity, connect
