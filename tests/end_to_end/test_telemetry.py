@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from contextlib import closing
 
 import pytest
@@ -118,12 +117,17 @@ class Silent:
             each.close()
 
 
+# What a collector may take for one request: whoever waited for one that is silent would wait for so long.
+PATIENCE = {"OTEL_EXPORTER_OTLP_TIMEOUT": "180000"}
+HELD_UP_S = 90.0
+
+
 @pytest.mark.parametrize("collector", ["dead", "silent", "full disk"])
 def test_a_collector_that_fails_holds_nobody_up(myelin, collector):
     """The answer is the same, the end is bounded, and what was lost is told."""
     with closing(Silent()) as silent:
         extra: tuple[str, ...] = ()
-        environment = {}
+        environment = dict(PATIENCE)
         if collector == "dead":
             environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{free_port()}"
         elif collector == "silent":
@@ -137,20 +141,18 @@ def test_a_collector_that_fails_holds_nobody_up(myelin, collector):
     assert "telemetry was dropped" in done.err
     assert "Traceback" not in done.err
     assert not myelin.wait_until_gone(5)
-    assert done.seconds - done.json()["timings"]["bootstrap_s"] < 8
+    assert done.seconds - done.json()["timings"]["bootstrap_s"] < HELD_UP_S
 
 
 def test_the_end_waits_for_a_silent_collector_no_longer_than_it_says(myelin):
     with closing(Silent()) as silent:
         serving = myelin.start(
             "serve", "-N", "1", "--model", SMOLLM2, "--rpc-bind", "127.0.0.1:0", "--threads", "1",
-            OTEL_EXPORTER_OTLP_ENDPOINT=silent.endpoint,
+            OTEL_EXPORTER_OTLP_ENDPOINT=silent.endpoint, **PATIENCE,
         )  # fmt: skip
         wait_for_rpc(serving)
-        began = time.monotonic()
         serving.terminate()
-        serving.wait(timeout=20)
-        assert time.monotonic() - began < 8, "a collector may take ten"
+        serving.wait(timeout=HELD_UP_S)
 
 
 def test_the_frame_log_holds_all_signals_of_all_processes(myelin, tmp_path):
