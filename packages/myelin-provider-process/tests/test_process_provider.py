@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -75,7 +76,7 @@ async def make() -> AsyncIterator[Factory]:
 
 
 async def until(provider: ProcessProvider, lease: LeaseId, state: LeaseState) -> Lease:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             found = next(each for each in await provider.leases() if each.id == lease)
             if found.state == state:
@@ -84,7 +85,7 @@ async def until(provider: ProcessProvider, lease: LeaseId, state: LeaseState) ->
 
 
 async def all_logs(provider: ProcessProvider, lease: LeaseId) -> list[LogLine]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return [line async for line in provider.logs(lease)]
 
 
@@ -113,7 +114,7 @@ async def test_nodes_share_the_cores(
     monkeypatch.setattr("myelin_provider_process.provider.cores", lambda: cores)
     provider = make("environment", nodes=nodes)
     lease = await provider.launch(LOCAL, boot(key()), key=key())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         environment = json.loads((await anext(provider.logs(lease.id))).text)
     assert environment["MYELIN_NODE_CORES"] == share
 
@@ -189,7 +190,11 @@ async def test_a_command_that_is_not_there(make: Factory) -> None:
         ("killed", "was killed (SIGKILL): by hand, or by the system for want of memory"),
     ],
 )
-async def test_a_node_that_ends_by_itself_says_why(make: Factory, behaviour: str, words: str) -> None:
+async def test_a_node_that_ends_by_itself_says_why(
+    make: Factory, monkeypatch: pytest.MonkeyPatch, behaviour: str, words: str
+) -> None:
+    # The kernel counts for the whole machine, on which another test may just have a node run out of memory.
+    monkeypatch.setattr("myelin_provider_process.node.memory_kills", lambda: 7)
     provider = make(behaviour)
     lease = await provider.launch(LOCAL, boot(key()), key=key())
     ended = await until(provider, lease.id, LeaseState.EXITED)
@@ -209,7 +214,7 @@ async def test_a_node_that_does_not_obey_is_killed(make: Factory) -> None:
     await asyncio.sleep(0)
     begun = asyncio.get_running_loop().time()
     await asyncio.gather(provider.release(lease.id), provider.release(lease.id))
-    assert 0.25 < asyncio.get_running_loop().time() - begun < 20.0
+    assert 0.25 < asyncio.get_running_loop().time() - begun < 50.0
     assert any("is killed" in line.text for line in await logs)
 
 
@@ -217,12 +222,13 @@ async def test_a_cancelled_release_goes_on(make: Factory) -> None:
     provider = make("stubborn", grace_s=0.3)
     lease = await provider.launch(LOCAL, boot(key()), key=key())
     await until(provider, lease.id, LeaseState.RUNNING)
+    node = psutil.Process(int(lease.id.split(".")[0]))
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await provider.release(lease.id)
     await provider.close()
     assert await provider.leases() == ()
-    assert not psutil.pid_exists(int(lease.id.split(".")[0]))
+    assert not node.is_running()
 
 
 async def test_output_held_open_by_a_grandchild_does_not_hide_the_end(make: Factory) -> None:
@@ -256,7 +262,7 @@ async def test_a_node_does_not_see_our_credentials(make: Factory, monkeypatch: p
     provider = make("environment")
     lease = await provider.launch(LOCAL, boot(key()), key=key())
     logs = provider.logs(lease.id)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         environment = json.loads((await anext(logs)).text)
     assert not {"VAST_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MYELIN_RUN_ID", "OPENAI_APIKEY"} & set(
         environment
@@ -318,8 +324,18 @@ def test_a_killed_orchestrator_leaves_no_node(worker: str, tmp_path: Path) -> No
         assert text.strip() in ("armed", "stage-0 is up")
         node = psutil.Process(int(pid))
         orchestrator.kill()
-    psutil.wait_procs([node], timeout=5)
-    assert not node.is_running() or node.status() == psutil.STATUS_ZOMBIE
+    deadline = time.monotonic() + 60
+    while not ended(node) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert ended(node)
+
+
+def ended(process: psutil.Process) -> bool:
+    """Whether it is gone, or waits for nothing but its new parent's interest in its end."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_the_plugin_answers_for_its_own_name_only() -> None:
