@@ -6,7 +6,6 @@ import asyncio
 import json
 import subprocess
 import sys
-import time
 import tomllib
 from importlib.metadata import requires
 from pathlib import Path
@@ -32,7 +31,7 @@ for line in sys.stdin:
 """
 
 
-def driver(script: str = SCRIPT, call_s: float = 5.0, connect_s: float = 10.0) -> Driver:
+def driver(script: str = SCRIPT, call_s: float = 60.0, connect_s: float = 60.0) -> Driver:
     return Driver({"address": "x"}, connect_s, call_s, (sys.executable, "-c", script))
 
 
@@ -47,18 +46,18 @@ async def test_calls_are_answered_each_with_its_own() -> None:
 
 async def test_a_refusal_a_silence_and_an_end_are_errors_for_people() -> None:
     made = driver(call_s=0.3)
-    first = await made.call("echo", timeout_s=5)
+    first = await made.call("echo", timeout_s=60)
     with pytest.raises(ProviderError, match="there is no Ray cluster: nobody there"):
-        await made.call("refuse", timeout_s=5)
+        await made.call("refuse", timeout_s=60)
     with pytest.raises(ProviderError, match=r"did not answer within 0\.3 s"):
         await made.call("hang")
-    waiting = asyncio.create_task(made.call("hang", timeout_s=9))
+    waiting = asyncio.create_task(made.call("hang", timeout_s=90))
     await asyncio.sleep(0.05)
     with pytest.raises(ProviderError, match="has ended: Ray talks"):
-        await made.call("die", timeout_s=5)
+        await made.call("die", timeout_s=60)
     with pytest.raises(ProviderError, match="has ended"):
         await waiting
-    again = await made.call("echo", timeout_s=10)
+    again = await made.call("echo", timeout_s=60)
     assert again["pid"] != first["pid"], "it is started anew"
     await made.close()
 
@@ -85,19 +84,18 @@ async def test_a_bridge_that_does_not_end_with_its_input_is_killed(monkeypatch: 
     monkeypatch.setattr("myelin_provider_ray.driver.CLOSE_S", 0.2)
     made = driver(SCRIPT + "\nwhile True: time.sleep(9)\n")
     await made.call("echo")
-    began = time.monotonic()
-    await made.close()
-    assert time.monotonic() - began < 5
+    async with asyncio.timeout(60):
+        await made.close()
 
 
 async def test_a_bridge_is_killed_where_nobody_has_the_time_to_wait_for_it() -> None:
     made = driver(SCRIPT + "\nwhile True: time.sleep(9)\n")
-    pid = (await made.call("echo"))["pid"]
+    bridge = psutil.Process((await made.call("echo"))["pid"])
     closing = asyncio.create_task(made.close())
     await asyncio.sleep(0.1)
     closing.cancel()
     await asyncio.gather(closing, return_exceptions=True)
-    assert not psutil.pid_exists(pid), "killed, and waited for: nothing of it is left in the event loop"
+    assert not bridge.is_running(), "killed, and waited for: nothing of it is left in the event loop"
 
 
 def test_a_launch_that_is_under_way_when_nobody_listens_any_more_is_finished(tmp_path: Path) -> None:
@@ -108,7 +106,7 @@ def test_a_launch_that_is_under_way_when_nobody_listens_any_more_is_finished(tmp
         "bridge._leave = lambda: os._exit(0); bridge.main()"
     )
     request = {"id": 1, "call": "create", "with": {"name": str(tmp_path / "made")}}
-    subprocess.run([sys.executable, "-c", script], input=json.dumps(request).encode(), timeout=30, check=True)
+    subprocess.run([sys.executable, "-c", script], input=json.dumps(request).encode(), timeout=90, check=True)
     assert (tmp_path / "made").exists()
 
 

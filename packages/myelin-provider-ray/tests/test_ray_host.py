@@ -43,7 +43,7 @@ def make() -> Iterator[Callable[..., WorkerHost]]:
 
 
 def until(host: WorkerHost, what: str) -> dict[str, Any]:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if (look := host.look())[what]:
             return look
@@ -73,7 +73,7 @@ def test_lines_are_told_from_where_they_are_asked_for(make: Callable[..., Worker
     talk = "import sys; sys.stdin.readline(); print(*range(9), sep='\\n'); sys.stdin.read()"
     host = make((sys.executable, "-c", talk), log_lines=4)
     host.boot(LINE, "127.0.0.1")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while host.lines(0)["next"] < 9 and time.monotonic() < deadline:
         time.sleep(0.02)
     told = host.lines(0)
@@ -89,7 +89,7 @@ def test_one_that_does_not_listen_to_reason_is_killed(make: Callable[..., Worker
     )
     host = make((sys.executable, "-c", deaf))
     host.boot(LINE, "127.0.0.1")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not host.lines(0)["lines"] and time.monotonic() < deadline:
         time.sleep(0.02)
     host.stop(0.2)
@@ -117,29 +117,54 @@ def test_one_that_is_stopped_before_its_boot_line_comes_is_never_started(make: C
 def test_a_place_without_a_boot_line_is_given_up_whoever_looks(make: Callable[..., WorkerHost]) -> None:
     left = Left()
     host = make(leave=left, boot_s=0.3)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not left.event.wait(0.05) and time.monotonic() < deadline:
         assert host.look()["booted"] is False
     assert left.event.is_set()
 
 
-def test_a_place_is_given_up_when_nobody_looks_at_an_ended_worker(make: Callable[..., WorkerHost]) -> None:
+class Hours:
+    """The host's time, which only a test moves; how long its threads sleep is real."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.time, self.sleep = time.time, lambda seconds: time.sleep(min(seconds, 0.05))
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def hours(monkeypatch: pytest.MonkeyPatch) -> Hours:
+    hours = Hours()
+    monkeypatch.setattr("myelin_provider_ray.host.time", hours)
+    return hours
+
+
+def test_a_place_is_given_up_when_nobody_looks_at_an_ended_worker(
+    make: Callable[..., WorkerHost], hours: Hours
+) -> None:
     left = Left()
-    host = make((sys.executable, "-c", "pass"), leave=left, linger_s=1.0)
+    host = make((sys.executable, "-c", "pass"), leave=left, linger_s=100)
     host.boot(LINE, "127.0.0.1")
     until(host, "ended")
-    for _ in range(10):
+    for _ in range(5):
+        hours.now += 60
         time.sleep(0.15)
         host.look()
     assert not left.event.is_set(), "somebody looks"
-    assert left.event.wait(5)
+    hours.now += 110
+    assert left.event.wait(60)
 
 
-def test_a_worker_that_runs_keeps_its_place_however_long_nobody_looks(make: Callable[..., WorkerHost]) -> None:
+def test_a_worker_that_runs_keeps_its_place_however_long_nobody_looks(
+    make: Callable[..., WorkerHost], hours: Hours
+) -> None:
     left = Left()
-    host = make(leave=left, linger_s=0.3, boot_s=0.3)
+    host = make(leave=left, linger_s=100, boot_s=100)
     host.boot(LINE, "127.0.0.1")
     until(host, "endpoint")
+    hours.now += 10_000
     assert not left.event.wait(1)
 
 

@@ -32,6 +32,8 @@ from myelin_provider_ray.environment import node_environment
 MAX_LINE_BYTES = 16_384
 _VMSTAT = Path("/proc/vmstat")
 _DRAIN_S = 1.0
+_NOTED_S = 10.0
+"""How long the end of a worker may take to be noted, its last output included; it is noted in a moment."""
 
 
 class WorkerHost:
@@ -161,7 +163,7 @@ class WorkerHost:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        self._ended.wait(2 * _DRAIN_S)
+        self._ended.wait(2 * _DRAIN_S + _NOTED_S)
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
         """Read all that the worker writes, and wait for its end."""
