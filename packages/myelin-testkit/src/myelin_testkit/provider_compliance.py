@@ -163,7 +163,7 @@ class ProviderCompliance(ABC):
     """
 
     features: ClassVar[Collection[Feature]] = frozenset({Feature.DIALLED})
-    patience: ClassVar[float] = 30.0
+    patience: ClassVar[float] = 60.0
     launch_seconds: ClassVar[float] = 0.1
     pytestmark = pytest.mark.asyncio
 
@@ -513,7 +513,8 @@ class ProviderCompliance(ABC):
 
     async def _as_before(self, before: Collection[object], why: str) -> None:
         """What is there, seen from outside, is no more than before; the system may take a moment to say so."""
-        for _ in range(100):
+        deadline = asyncio.get_running_loop().time() + self.patience
+        while asyncio.get_running_loop().time() < deadline:
             if set(self.outside()) <= set(before):
                 return
             await asyncio.sleep(0.02)

@@ -107,7 +107,7 @@ class RaisingAtTheEnd(Keeping):
 class LeavingAThread(Keeping):
     def __init__(self) -> None:
         super().__init__()
-        threading.Timer(1.0, lambda: None).start()
+        threading.Thread(target=threading.main_thread().join).start()
 
 
 class KeepingAll(TelemetrySink):
