@@ -28,9 +28,11 @@ class Inventory:
         """A listing that was asked for at most ``max_age_s`` before now; 0 asks anew.
 
         Raises:
-            ProviderError: It can't be read. That is unknown, never empty.
+            ProviderError: It can't be read. That is unknown, never empty. Where one couldn't that somebody else had
+                asked for before, it is asked for anew.
         """
-        not_before = time.monotonic() - max_age_s
+        asked = time.monotonic()
+        not_before = asked - max_age_s
         while self._began < not_before:
             if self._fetching is None:
                 self._fetch_began = time.monotonic()
@@ -39,7 +41,7 @@ class Inventory:
             try:
                 await asyncio.shield(fetching)
             except ProviderError:
-                if began >= not_before:
+                if began >= asked:
                     raise
         return self._instances
 
