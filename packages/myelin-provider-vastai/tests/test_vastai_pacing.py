@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -17,12 +18,37 @@ async def test_calls_of_a_kind_are_spaced_and_kinds_are_not() -> None:
     assert time.monotonic() - began >= 3 * 4.5 * 0.02
 
 
+async def test_calls_are_spaced_from_the_last_that_was_made_also_when_that_was_late() -> None:
+    pacer, turns = Pacer(0.02), list[float]()
+
+    async def call() -> None:
+        await pacer.turn("create")
+        turns.append(time.monotonic())
+
+    calls = [asyncio.create_task(call()) for _ in range(3)]
+    await asyncio.sleep(0.02)
+    time.sleep(0.15)  # noqa: ASYNC251  (the event loop has no time: two turns come meanwhile)
+    await asyncio.gather(*calls)
+    assert min(after - before for before, after in pairwise(turns)) >= 4.5 * 0.02
+
+
 async def test_a_held_kind_waits() -> None:
     pacer = Pacer(0.0)
     pacer.hold("list", 0.1)
     began = time.monotonic()
     await pacer.turn("list")
     assert time.monotonic() - began >= 0.099
+
+
+async def test_a_call_that_waits_for_its_turn_is_held_as_well() -> None:
+    pacer = Pacer(0.02)
+    await pacer.turn("create")
+    waiting = asyncio.create_task(pacer.turn("create"))
+    await asyncio.sleep(0)
+    began = time.monotonic()
+    pacer.hold("create", 0.2)
+    await waiting
+    assert time.monotonic() - began >= 0.199
 
 
 @pytest.mark.parametrize(
