@@ -23,8 +23,10 @@ import psutil
 
 DIRECT_HOST = "127.0.0.1"
 PROXY_HOST = "127.0.0.2"
-_START_S = 10.0
-_END_S = 5.0
+_START_S = 60.0
+_END_S = 30.0
+_CLOCK_S = 5.0
+"""How far the time at which a process is said to have started may be off; Linux counts from a whole second."""
 
 
 def sshd_path() -> str:
@@ -61,7 +63,9 @@ class FakeMachine:
         self._onstart = onstart
         self._inside_ports = inside_ports
         self._port = 0
-        self._born = time.time() - 1
+        self._held: socket.socket | None = None
+        self._over = False
+        self._born = time.time() - _CLOCK_S
         self._sshd: subprocess.Popen[bytes] | None = None
         self._started: list[subprocess.Popen[bytes]] = []
         self._forwarders: list[Forwarder] = []
@@ -76,7 +80,8 @@ class FakeMachine:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "authorized_keys").touch(mode=0o600)
-        self._port = free_port()
+        self._held = held_port()
+        self._port = self._held.getsockname()[1]
         self._forward_to(self._port, PROXY_HOST)
         self.proxy_port = self._forwarders[-1].port
         if mapped:
@@ -90,7 +95,20 @@ class FakeMachine:
             self.start_sshd()
 
     def start_sshd(self) -> None:
-        """Start ``sshd`` and wait until it listens."""
+        """Start ``sshd`` and wait until it listens. Of a machine that has ended, nothing is started."""
+        with self._lock:
+            if self._over:
+                return
+            sshd = self._spawn_sshd()
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline and sshd.poll() is None:
+            with suppress(OSError), socket.create_connection((DIRECT_HOST, self._port), timeout=1):
+                return
+            time.sleep(0.02)
+        if not self._over:
+            raise RuntimeError(f"sshd did not start: {(self.folder / 'sshd.log').read_text()}")
+
+    def _spawn_sshd(self) -> subprocess.Popen[bytes]:
         with suppress(OSError):
             Path("/run/sshd").mkdir(exist_ok=True)  # where it separates privileges, if we are root
         with (self.folder / "sshd.log").open("ab") as log:
@@ -103,12 +121,7 @@ class FakeMachine:
                 start_new_session=True,
             )
         self._started.append(self._sshd)
-        deadline = time.monotonic() + _START_S
-        while time.monotonic() < deadline and self._sshd.poll() is None:
-            with suppress(OSError), socket.create_connection((DIRECT_HOST, self._port), timeout=1):
-                return
-            time.sleep(0.02)
-        raise RuntimeError(f"sshd did not start: {(self.folder / 'sshd.log').read_text()}")
+        return self._sshd
 
     def stop_sshd(self) -> None:
         """Kill ``sshd``, and with it every session and what runs in it."""
@@ -152,6 +165,7 @@ class FakeMachine:
     def stop(self) -> None:
         """End it, and everything that runs in it."""
         with self._lock:
+            self._over = True
             for process in self._started:
                 kill_tree(process)
             self._started.clear()
@@ -159,6 +173,8 @@ class FakeMachine:
             for forwarder in self._forwarders:
                 forwarder.close()
             self._forwarders.clear()
+            if self._held is not None:
+                self._held.close()
 
     def _kill_sessions(self) -> None:
         for process in self._sessions():
@@ -268,7 +284,8 @@ class Forwarder:
                 continue
             far.settimeout(None)
             for each in (near, far):
-                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                with suppress(OSError):  # it may be broken already
+                    each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._open.add(each)
             threading.Thread(target=self._carry, args=(near, far), daemon=True).start()
 
@@ -290,12 +307,13 @@ class Forwarder:
             target.shutdown(socket.SHUT_WR)
 
 
-def free_port() -> int:
-    """A port of loopback that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind((DIRECT_HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+def held_port() -> socket.socket:
+    """A socket that keeps a port of loopback: nobody is given it by chance while the socket is open, and a server that
+    sets ``SO_REUSEADDR``, as ``sshd`` does, can listen there."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind((DIRECT_HOST, 0))
+    return holder
 
 
 def kill_tree(process: subprocess.Popen[bytes] | psutil.Process) -> None:
@@ -311,7 +329,7 @@ def kill_tree(process: subprocess.Popen[bytes] | psutil.Process) -> None:
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)  # it leads a group, in which orphans are found as well
         process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=_END_S)
     deadline = time.monotonic() + _END_S
     while any(_runs(victim) for victim in victims) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -31,6 +31,8 @@ from myelin_testkit.fake_machine import DIRECT_HOST, PROXY_HOST, FakeMachine
 SPACING_S = {"create": 4.5, "destroy": 3.0, "show": 2.0, "list": 1.0, "ssh": 1.0, "search": 6.0}
 """Least seconds between two calls of a kind."""
 PAGE = 25
+_READY_S = 90.0
+"""How long a machine may take to start before it is taken for one that never will, and is ended half-made."""
 _SEARCH_WORDS = frozenset({"order", "type", "limit", "allocated_storage"})
 _PORT_OPTION = re.compile(r"-p (\d+):(\d+)")
 
@@ -49,7 +51,7 @@ class Trouble:
         ssh_after_s: How long after it runs ``sshd`` starts.
         mapped: Whether ports are mapped to the outside.
         listed_after_s: How long listings don't show it.
-        vanishes_after_s: When it is gone by itself; 0 is never.
+        vanishes_after_s: How long after a listing first showed it it is gone by itself; 0 is never.
         deaf_destroys: How many destroys are answered by success, and do nothing.
         key_attached: Whether the account's keys let one in without being attached.
     """
@@ -94,6 +96,7 @@ class Rented:
     ready: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
     """Nothing runs in it any more; it is listed until then."""
+    first_listed: float = float("inf")
     state: str = ""
     message: str = ""
     destroyed_by: str = ""
@@ -160,8 +163,7 @@ class FakeVastai:
         self._last: dict[str, float] = {}
         self._lock = threading.RLock()
         self._most = 0
-        self._server = ThreadingHTTPServer((DIRECT_HOST, 0), _handler(self))
-        self._server.daemon_threads = True
+        self._server = _Server((DIRECT_HOST, 0), _handler(self))
         self.url = f"http://{DIRECT_HOST}:{self._server.server_address[1]}"
 
     def __enter__(self) -> FakeVastai:
@@ -174,7 +176,7 @@ class FakeVastai:
         self._server.shutdown()
         self._server.server_close()
         for rented in self.rented:
-            rented.ready.wait(10)
+            rented.ready.wait(_READY_S)
             rented.machine.stop()
 
     def next_machines(self, *troubles: Trouble) -> None:
@@ -223,7 +225,7 @@ class FakeVastai:
     def _route(
         self, method: str, path: str, query: Mapping[str, list[str]], raw: bytes, whose: str, owner: int
     ) -> tuple[int, Any, Mapping[str, str]]:
-        kind = _kind(method, path)
+        kind = kind_of_call(method, path)
         if whose == "none":
             return 401, {"success": False, "error": "auth_error", "msg": "Invalid user key"}, {}
         if self.too_often:
@@ -347,12 +349,15 @@ class FakeVastai:
     def _listed(self) -> list[Rented]:
         now = time.monotonic()
         for rented in self.live():
-            if 0 < rented.trouble.vanishes_after_s < now - rented.created and rented.ready.is_set():
+            if 0 < rented.trouble.vanishes_after_s < now - rented.first_listed and rented.ready.is_set():
                 rented.destroyed_by = "itself"
                 rented.machine.stop()
                 rented.ended.set()
         there = [rented for rented in self.rented if not rented.ended.is_set()]
-        return [rented for rented in there if now - rented.created >= rented.trouble.listed_after_s]
+        shown = [rented for rented in there if now - rented.created >= rented.trouble.listed_after_s]
+        for rented in shown:
+            rented.first_listed = min(rented.first_listed, now)
+        return shown
 
     def _document(self, rented: Rented) -> dict[str, Any]:
         age = time.monotonic() - rented.created
@@ -415,13 +420,18 @@ class FakeVastai:
         return 405, {"success": False, "error": "method_not_allowed"}, {}
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 100  # a connection beyond the usual five would be tried again by the system a second later
+
+
 def _end(rented: Rented) -> None:
-    rented.ready.wait(10)
+    rented.ready.wait(_READY_S)
     rented.machine.stop()
     rented.ended.set()
 
 
-def _kind(method: str, path: str) -> str:
+def kind_of_call(method: str, path: str) -> str:
     """Which rate limit a call falls under."""
     if path.startswith("/api/v0/bundles"):
         return "search"
