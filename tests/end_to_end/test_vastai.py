@@ -102,33 +102,34 @@ def test_two_rented_machines_serve_and_are_destroyed(myelin, fake, environment, 
 
 @pytest.mark.slow
 def test_the_page_and_the_metrics_say_what_is_spent(myelin, fake, environment):
+    began = time.monotonic()
     serving = myelin.start(
         *("serve", "--provider", "vastai", "-N", "1", "--model", SMOLLM2, "--threads", "1"),
         *("--rpc-bind", "127.0.0.1:0", "--http-bind", "127.0.0.1:0"),
         **environment,
     )
-    seen = wait_for_text(serving.stderr, r"Prompt RPC on", 60)
+    seen = wait_for_text(serving.stderr, r"Prompt RPC on", 120)
     url = re.search(r"Dashboard on (http://\S+)/dashboard", seen)[1]
 
     def read(path: str) -> str:
-        with urllib.request.urlopen(f"{url}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"{url}{path}", timeout=60) as answer:
             return answer.read().decode()
 
     (rented,) = fake.live()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while "dollars" not in (state := read("/dashboard/state")):
         assert time.monotonic() < deadline, state
         time.sleep(0.1)
     run = json.loads(state)["tables"]["run"]["run"]
     assert run["dollars_per_hour"] == pytest.approx(rented.price)
-    assert 0 < run["dollars"] < rented.price / 60
+    assert 0 < run["dollars"] < rented.price * (time.monotonic() - began) / 3600
     told = dict(line.rsplit(" ", 1) for line in read("/metrics").splitlines() if line.startswith("myelin_spend"))
     (rate,) = [float(value) for name, value in told.items() if "rate" in name or "per_hour" in name]
     (total,) = [float(value) for name, value in told.items() if "total" in name]
     assert rate == pytest.approx(rented.price)
-    assert 0 < total < rented.price / 60
+    assert 0 < total < rented.price * (time.monotonic() - began) / 3600
     serving.send_signal(signal.SIGINT)
-    _, rest = serving.communicate(timeout=30)
+    _, rest = serving.communicate(timeout=90)
     assert serving.returncode == 0
     assert "The run has cost" in rest
     assert fake.live() == []
@@ -237,5 +238,5 @@ def test_down_ends_a_run_from_outside(myelin, fake, environment, tmp_path):
     done = myelin.run("down", "far", **environment)
     assert done.code == 0, done.err
     assert "far: ended by its orchestrator" in done.out
-    assert process.wait(timeout=30) == 130
+    assert process.wait(timeout=90) == 130
     assert fake.live() == []

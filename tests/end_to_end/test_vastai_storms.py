@@ -45,11 +45,13 @@ LIST_FAULTS = ("deprecated", "500", "html", "empty-object", "429")
 class Storm:
     """One run id, from its first orchestrator to the clean-up."""
 
-    def __init__(self, myelin, tmp_path: Path, fake: FakeVastai, chance: random.Random) -> None:
+    def __init__(
+        self, myelin, tmp_path: Path, fake: FakeVastai, chance: random.Random, ssh_timeout_s: float = 3.0
+    ) -> None:
         self.myelin = myelin
         self.fake = fake
         self.chance = chance
-        self.environment = told(fake, identity_at(tmp_path / "id_ed25519"))
+        self.environment = told(fake, identity_at(tmp_path / "id_ed25519"), ssh_timeout_s)
         self.model = tiny_model(tmp_path / "model.gguf")
         fake.offers = [offer(number) for number in range(16)]
 
@@ -168,7 +170,8 @@ def test_thirty_storms_leave_nothing_rented(myelin, tmp_path, seed):
 @pytest.mark.timeout(120)
 def test_a_restarted_orchestrator_takes_up_the_machines_of_the_killed_one(myelin, tmp_path):
     with service(tmp_path / "machines") as fake:
-        storm = Storm(myelin, tmp_path, fake, random.Random(0))
+        storm = Storm(myelin, tmp_path, fake, random.Random(0), ssh_timeout_s=90)
+        storm.environment["MYELIN_RUNTIME_DEAD_MAN_S"] = "100"  # which a restart doesn't take on any machine
         process = storm.start(max_tokens=200)
         assert process.stdout is not None
         process.stdout.read(1)

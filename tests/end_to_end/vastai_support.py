@@ -22,8 +22,12 @@ def identity_at(path: Path) -> Path:
     return path
 
 
-def told(fake: FakeVastai, identity: Path) -> dict[str, str]:
-    """All that the command is told of the service, by variables alone: nothing secret is in its words."""
+def told(fake: FakeVastai, identity: Path, ssh_timeout_s: float = 90.0) -> dict[str, str]:
+    """All that the command is told of the service, by variables alone: nothing secret is in its words.
+
+    Args:
+        ssh_timeout_s: After how long a machine is given up whose SSH doesn't answer.
+    """
     return {
         "VAST_API_KEY": fake.api_key,
         "VAST_URL": fake.url,
@@ -35,7 +39,7 @@ def told(fake: FakeVastai, identity: Path) -> dict[str, str]:
         "MYELIN_VASTAI_NODE_BIND": "127.0.0.1",
         "MYELIN_VASTAI_POLL_S": "0.1",
         "MYELIN_VASTAI_CALL_SPACING": "0.011",
-        "MYELIN_VASTAI_SSH_TIMEOUT_S": "3",
+        "MYELIN_VASTAI_SSH_TIMEOUT_S": f"{ssh_timeout_s:g}",
     }
 
 

@@ -46,9 +46,9 @@ class Rig:
             "ssh_identity": self.identity,
             "ssh_user": getpass.getuser(),
             "node_bind": "127.0.0.1",
-            "ready_timeout_s": 20.0,
-            "ssh_timeout_s": 10.0,
-            "destroy_timeout_s": 5.0,
+            "ready_timeout_s": 90.0,  # none of these is reached, unless a test sets it for that
+            "ssh_timeout_s": 90.0,
+            "destroy_timeout_s": 90.0,
             "poll_s": 0.05,
             "call_spacing": 0.011,
             "dead_man_s": 0.0,
@@ -77,7 +77,7 @@ class Rig:
         return await provider.launch(offers[0], self.boot(key), key=key)
 
     async def wait(
-        self, provider: VastaiProvider, lease: Lease, done: Callable[[Lease], bool] | None = None, seconds: float = 20
+        self, provider: VastaiProvider, lease: Lease, done: Callable[[Lease], bool] | None = None, seconds: float = 90
     ) -> Lease:
         """The lease once it is as asked; else once it runs."""
         deadline = time.monotonic() + seconds
@@ -95,15 +95,24 @@ class Rig:
         assert lease.state is LeaseState.RUNNING, f"{lease}\n{await self.log_text(provider, lease)}"
         return lease
 
-    async def exited(self, provider: VastaiProvider, lease: Lease, seconds: float = 20) -> str:
+    async def exited(self, provider: VastaiProvider, lease: Lease) -> str:
         """Why it ended."""
-        return (await self.wait(provider, lease, lambda now: now.state is LeaseState.EXITED, seconds)).exit_reason
+        return (await self.wait(provider, lease, lambda now: now.state is LeaseState.EXITED)).exit_reason
 
-    async def until(self, done: Callable[[], Awaitable[bool]], seconds: float = 20) -> None:
+    async def until(self, done: Callable[[], Awaitable[bool]], seconds: float = 60) -> None:
         """Return once ``done()``, or when the time is up: the test then says what is wrong."""
         deadline = time.monotonic() + seconds
         while not await done() and time.monotonic() < deadline:  # noqa: ASYNC110  (nobody tells us)
             await asyncio.sleep(0.05)
+
+    async def says(self, provider: VastaiProvider, lease: Lease, text: str, times: int = 1) -> str:
+        """Its log, once that has ``text`` so often, or the time is up."""
+
+        async def told() -> bool:
+            return (await self.log_text(provider, lease)).count(text) >= times
+
+        await self.until(told)
+        return await self.log_text(provider, lease)
 
     async def log_text(self, provider: VastaiProvider, lease: Lease) -> str:
         """What there is of its log now."""

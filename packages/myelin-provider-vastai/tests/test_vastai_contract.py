@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 
 import psutil
@@ -75,13 +74,10 @@ async def test_logs_follow_until_the_end(rig, fake):
         return [line.text async for line in provider.logs(lease.id)]
 
     following = asyncio.create_task(everything())
-
-    async def heard() -> bool:
-        return '"event": "listening"' in await rig.log_text(provider, lease)
-
-    await rig.until(heard)
+    await rig.says(provider, lease, '"event": "listening"')
     await provider.release(lease.id)
-    lines = await asyncio.wait_for(following, 5)
+    async with asyncio.timeout(60):
+        lines = await following
     assert any('"event": "listening"' in line for line in lines)
     assert [line async for line in provider.logs("999999")] == []
 
@@ -108,7 +104,8 @@ async def test_whether_a_person_is_to_be_asked_is_said(rig):
     assert rig.provider(confirm_lease=True).price_agreed is False
 
 
-async def test_the_machines_of_all_runs_can_be_listed(rig):
+async def test_the_machines_of_all_runs_can_be_listed(rig, fake):
+    fake._pace = 0.0  # two who share an account don't keep each other's pace
     mine, others = rig.provider(), rig.provider(run="another-run")
     first, second = (
         await rig.rent(mine),
@@ -132,6 +129,7 @@ async def test_the_run_stays_below_its_cap_also_for_launches_at_once(rig, fake):
     assert [error.reason for error in refused] == ["cost-cap"]
     assert len(fake.rented) == 2
     # What a crash has left counts as well.
+    fake._pace = 0.0  # two who share an account don't keep each other's pace
     again = rig.provider(max_run_dollars_per_hour=0.42)
     with pytest.raises(ProviderError, match="above the cap"):
         await rig.rent(again, 5)
@@ -171,11 +169,10 @@ async def test_close_twice_is_fine(rig, fake):
 
 async def test_a_service_that_is_not_there(rig, fake):
     provider = rig.provider(api_url="http://127.0.0.1:9")
-    began = time.monotonic()
     with pytest.raises(ProviderError) as caught:
-        await provider.offers(rig.need())
+        async with asyncio.timeout(60):
+            await provider.offers(rig.need())
     assert caught.value.reason == "unreachable"
-    assert time.monotonic() - began < 5
 
 
 async def test_neighbours_without_mapped_ports_reach_each_other_through_us(rig, fake):
@@ -184,10 +181,9 @@ async def test_neighbours_without_mapped_ports_reach_each_other_through_us(rig, 
     leases = await asyncio.gather(*(rig.running(provider, node) for node in range(2)))
     ports = {each.endpoint.candidates[0] for each in leases if each.endpoint is not None}
     assert len(ports) == 2
-    await asyncio.sleep(0.2)
     # Machines of the fake share our loopback, where the port is taken by ourselves: each says that it was tried.
-    logs = [await rig.log_text(provider, lease) for lease in leases]
-    assert sum("could not be carried" in log for log in logs) == 2
+    for lease in leases:
+        assert "could not be carried" in await rig.says(provider, lease, "could not be carried")
 
 
 def test_the_key_of_the_account_is_found(rig, tmp_path):
