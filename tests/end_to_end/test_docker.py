@@ -172,7 +172,7 @@ async def test_a_node_that_nobody_dials_ends_by_itself(engine, client):
     lease = await first.launch(offers[0], boot, key=key)
     await first.close()
     again = DockerProvider(ProviderContext(key.run, section))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         (found,) = await again.leases()
         if found.state is LeaseState.EXITED:
@@ -194,7 +194,7 @@ def test_an_orchestrator_that_is_killed_leaves_nodes_that_end(myelin, client, en
     process.stdout.read(10)
     (running,) = client.containers()
     process.kill()
-    process.wait(timeout=10)
+    process.wait(timeout=60)
     assert client.wait(running["Id"], timeout=60)["StatusCode"] == 1
     assert "the control stream has been lost for 2 s" in client.logs(running["Id"]).decode()
     swept = myelin.run("gc", "--set", "provider.name=docker", "--json", **environment)
@@ -223,5 +223,5 @@ def test_a_container_that_is_killed_comes_back(myelin, client, environment, tmp_
         ("stage-1", "2"),
     ]
     serving.send_signal(signal.SIGTERM)
-    serving.wait(timeout=30)
+    serving.wait(timeout=90)
     assert client.containers(all=True) == []

@@ -96,7 +96,7 @@ class Rig:
         return await provider.launch(offers[0], boot, key=key)
 
     async def wait(
-        self, provider: DockerProvider, lease: Lease, done: Callable[[Lease], bool] | None = None, seconds: float = 20
+        self, provider: DockerProvider, lease: Lease, done: Callable[[Lease], bool] | None = None, seconds: float = 90
     ) -> Lease:
         """The lease once it is as asked; else once it has left its start behind."""
         deadline, now = time.monotonic() + seconds, lease
@@ -105,7 +105,7 @@ class Rig:
             if done(now) if done is not None else now.state is not LeaseState.STARTING:
                 return now
             await asyncio.sleep(0.02)
-        raise AssertionError(f"{now}\n{await self.log_text(provider, lease)}")
+        raise AssertionError(f"it did not come to that: {now}")
 
     async def running(self, provider: DockerProvider, node: int = 0, attempt: int = 1) -> Lease:
         """A node that listens."""
@@ -118,14 +118,9 @@ class Rig:
         return (await self.wait(provider, lease, lambda now: now.state is LeaseState.EXITED)).exit_reason
 
     async def log(self, provider: DockerProvider, lease: Lease) -> list[LogLine]:
-        """What there is of its log now."""
-        lines, found = provider.logs(lease.id), []
-        while True:
-            try:
-                async with asyncio.timeout(0.5):
-                    found.append(await anext(lines))
-            except (TimeoutError, StopAsyncIteration):
-                return found
+        """All that a node wrote that has ended."""
+        async with asyncio.timeout(60):
+            return [line async for line in provider.logs(lease.id)]
 
     async def log_text(self, provider: DockerProvider, lease: Lease) -> str:
         return "\n".join(f"{line.stream}: {line.text}" for line in await self.log(provider, lease))

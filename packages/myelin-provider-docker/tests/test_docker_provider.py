@@ -174,7 +174,7 @@ async def test_a_node_that_does_not_stop_is_killed(rig: Any) -> None:
     async for line in provider.logs(lease.id):
         assert line.text == "deaf"
         break
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         await provider.release(lease.id)
     assert rig.containers() == set()
 
@@ -183,12 +183,15 @@ async def test_input_stays_open_when_its_writer_has_left(rig: Any) -> None:
     """So that a node goes on without its orchestrator, until its dead-man's time is over."""
     provider = rig.provider(command=script("import time; print('reads', flush=True); sys.stdin.read(); print('ended')"))
     lease = await rig.launch(provider)
+    async for line in provider.logs(lease.id):
+        assert line.text == "reads"
+        break
     await provider.close()
     await asyncio.sleep(0.5)
     again = rig.provider()
     (found,) = await again.leases()
     assert (found.id, found.state) == (lease.id, LeaseState.STARTING)
-    assert "stdout: ended" not in await rig.log_text(again, lease)
+    assert rig.client.logs(lease.id) == b"reads\n"
 
 
 async def test_output_is_told_apart_with_its_times(rig: Any) -> None:
@@ -201,7 +204,7 @@ async def test_output_is_told_apart_with_its_times(rig: Any) -> None:
     assert [line.text for line in lines if line.stream == "stdout"] == ["out 0", "out 1", "out 2"]
     assert [line.text for line in lines if line.stream == "stderr"] == ["err 0", "err 1", "err 2"]
     times = [line.time for line in lines if line.stream == "stdout"]
-    assert 0.04 < times[1] - times[0] < 5
+    assert 0.04 < times[1] - times[0] < 60
 
 
 async def test_a_container_that_was_never_started_is_made_anew(rig: Any) -> None:
@@ -298,9 +301,8 @@ async def test_no_daemon_says_so(rig: Any, tmp_path: Path) -> None:
         assert "DOCKER_HOST" in caught.value.hint
 
 
-async def test_a_remote_daemon_must_publish_where_we_are(rig: Any, unused_tcp_port_factory: Any) -> None:
+async def test_a_remote_daemon_must_publish_where_we_are(rig: Any) -> None:
     """Reached over TCP; its containers' loopback is not ours."""
-    port = unused_tcp_port_factory()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await asyncio.open_unix_connection(rig.engine.url.removeprefix("unix://"))
@@ -312,7 +314,8 @@ async def test_a_remote_daemon_must_publish_where_we_are(rig: Any, unused_tcp_po
 
         await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer), return_exceptions=True)
 
-    async with await asyncio.start_server(relay, "127.0.0.1", port):
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
         provider = rig.provider(host=f"tcp://127.0.0.1:{port}")
         with pytest.raises(ProviderError) as caught:
             await rig.launch(provider)
@@ -323,6 +326,7 @@ async def test_a_remote_daemon_must_publish_where_we_are(rig: Any, unused_tcp_po
         assert outside.startswith("127.0.0.1:"), "the host that the daemon is reached at comes first"
         assert inside.startswith("10.99.")
         await open_to_all.release(lease.id)
+        await asyncio.gather(provider.close(), open_to_all.close())
 
 
 async def test_the_host_network_needs_no_ports(rig: Any) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-START_S = 30.0
+START_S = 120.0
 STOP_S = 30.0
 PROGRAMS = ("dockerd", "containerd", "runc", "docker-init", "iptables", "ip", "nsenter")
 _SHELL_TOOLS = ("sh", "ls", "cat", "rm", "mkdir", "chown", "chmod", "sleep", "id", "env", "find")
