@@ -104,7 +104,7 @@ class ThreeNodes:
         from ray._private.state import available_resources_per_node
 
         ours = {node.node_id for node in self.nodes}
-        for _ in range(100):
+        for _ in range(600):
             free = available_resources_per_node()
             total = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["NodeID"] in ours}
             reserved = [id for id in total for name in ("CPU", "memory") if free[id].get(name, 0.0) < total[id][name]]

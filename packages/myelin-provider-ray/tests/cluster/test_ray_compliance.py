@@ -31,7 +31,7 @@ class TestRayProvider(ProviderCompliance):
     def _in(self, cluster: ThreeNodes) -> Iterator[None]:
         type(self).cluster = cluster
         yield
-        for _ in range(50):
+        for _ in range(600):
             if not cluster.workers("tiny_worker") and not cluster.actors():
                 break
             time.sleep(0.05)

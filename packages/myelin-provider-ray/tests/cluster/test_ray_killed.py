@@ -58,7 +58,7 @@ def begin(cluster: ThreeNodes, specs: list[NodeSpec]) -> None:
         words = [sys.executable, str(KILLED_DRIVER), spec.node, *where]
         killed.append(subprocess.Popen(words, stdin=subprocess.PIPE))
     for process, spec in zip(killed, specs, strict=True):
-        process.communicate(boot_line(spec.boot(Attempt(1))), timeout=60)
+        process.communicate(boot_line(spec.boot(Attempt(1))), timeout=120)
         assert process.returncode == -signal.SIGKILL
 
 
@@ -66,7 +66,7 @@ async def running(executor: Executor, spec: NodeSpec) -> Lease:
     """The lease of a node, once it listens: adopted, or launched, or launched anew where it ended on the way."""
     lease = await executor.adopt(spec) or await executor.launch(spec)
     found: Lease | None = lease
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         found = await executor.lease(lease.id, timeout_s=5)
         if found is None or found.state is LeaseState.EXITED:

@@ -55,10 +55,12 @@ class Bench:
         self.made.append(made)
         return made
 
-    async def launch(self, provider: RayProvider, number: int = 0, *, attempt: int = 1, offer: str = "") -> Lease:
+    async def launch(
+        self, provider: RayProvider, number: int = 0, *, attempt: int = 1, offer: str = "", seconds: float = 30.0
+    ) -> Lease:
         key = LaunchKey(self.run, NodeId(f"stage-{number}"), Attempt(attempt))
         chosen = None
-        for _ in range(60):  # what another test has released is shown to be free a moment later
+        for _ in range(int(seconds / 0.05)):  # what another test has released is shown to be free a moment later
             offers = await provider.offers(Need(key.node, 1 << 20, "cpu"))
             chosen = next((each for each in offers if offer in ("", each.id)), None)
             if chosen is not None:
@@ -68,7 +70,7 @@ class Bench:
         boot = BootSpec(key.run, key.node, key.attempt, SecretStr("planted"))
         return await provider.launch(chosen, boot, key=key)
 
-    async def until(self, provider: RayProvider, lease: Lease, state: LeaseState, seconds: float = 30.0) -> Lease:
+    async def until(self, provider: RayProvider, lease: Lease, state: LeaseState, seconds: float = 90.0) -> Lease:
         last = None
         for _ in range(int(seconds / 0.05)):
             last = next((each for each in await provider.leases() if each.id == lease.id), None)
@@ -118,7 +120,7 @@ async def test_launches_at_once_share_out_the_nodes(bench: Bench) -> None:
     leases = await asyncio.gather(*(bench.launch(provider, number) for number in range(3)))
     assert len({lease.offer for lease in leases}) == 3
     with pytest.raises(AssertionError):
-        await bench.launch(provider, 3)
+        await bench.launch(provider, 3, seconds=3)
     need = Need(NodeId("stage-3"), 1 << 20, "cpu")
     assert "of the cluster's 3 nodes" in provider.lacking(need)
 
@@ -138,14 +140,14 @@ async def test_a_worker_that_is_killed_is_told_of_with_its_signal(bench: Bench) 
     (lease,) = await bench.running(provider, 0)
     (worker,) = bench.cluster.workers("tiny_worker")
     os.kill(worker, signal.SIGKILL)
-    ended = await bench.until(provider, lease, LeaseState.EXITED, 3)
+    ended = await bench.until(provider, lease, LeaseState.EXITED)
     assert ended.exit_reason.startswith("was killed (SIGKILL)")
 
 
 async def test_a_worker_that_does_not_end_when_asked_is_killed(bench: Bench) -> None:
     provider = bench.provider(STUBBORN)
     lease = await bench.launch(provider)
-    for _ in range(100):
+    for _ in range(1000):
         if workers := bench.cluster.workers("time.sleep(99)"):
             break
         await asyncio.sleep(0.05)
@@ -162,10 +164,13 @@ async def test_an_actor_that_dies_is_told_of_and_takes_its_worker_along(bench: B
     (worker,) = bench.cluster.workers("tiny_worker")
     psutil.Process(worker).parent().kill()  # type: ignore[union-attr]  # an actor has its worker for a child
     teller = bench.provider() if fresh else provider
-    ended = await bench.until(teller, lease, LeaseState.EXITED, 5)
+    ended = await bench.until(teller, lease, LeaseState.EXITED)
     assert ended.exit_reason.startswith("its actor died")
     assert "\n" not in ended.exit_reason
-    psutil.wait_procs([psutil.Process(worker)] if psutil.pid_exists(worker) else [], timeout=3)
+    for _ in range(600):
+        if not bench.cluster.workers("tiny_worker"):
+            break
+        await asyncio.sleep(0.05)
     assert bench.cluster.workers("tiny_worker") == set()
 
 
@@ -175,12 +180,12 @@ async def test_an_actor_that_is_killed_by_hand_is_told_of_as_such(bench: Bench) 
     provider = bench.provider()
     (lease,) = await bench.running(provider, 0)
     ray.kill(ray.get_actor(lease.id))
-    ended = await bench.until(provider, lease, LeaseState.EXITED, 5)
+    ended = await bench.until(provider, lease, LeaseState.EXITED)
     assert ended.exit_reason == "its actor was killed by ray.kill"
 
 
 async def test_a_place_that_is_taken_is_waited_for_and_then_given_up(bench: Bench) -> None:
-    first, second = bench.provider(cpus=4), bench.provider(cpus=4, pending_timeout_s=1.5)
+    first, second = bench.provider(cpus=4), bench.provider(cpus=4, pending_timeout_s=5)
     node = bench.cluster.nodes[0].node_id
     taken = await bench.launch(first, 0, offer=node)
     await second.offers(Need(NodeId("stage-1"), 1 << 20, "cpu"))
@@ -192,8 +197,8 @@ async def test_a_place_that_is_taken_is_waited_for_and_then_given_up(bench: Benc
     assert waiting.detail == "waits for a node to have room with 4 CPUs and 52 MB"
     (line,) = [line async for line in _first(second, lease)]
     assert line == "stage-1 waits for a node to have room with 4 CPUs and 52 MB"
-    ended = await bench.until(second, lease, LeaseState.EXITED, 5)
-    assert "was given no place within 1.5 s" in ended.exit_reason
+    ended = await bench.until(second, lease, LeaseState.EXITED)
+    assert "was given no place within 5 s" in ended.exit_reason
     assert "waited for 4 CPUs" in ended.exit_reason
     await second.release(lease.id)
     await first.release(taken.id)
@@ -230,7 +235,7 @@ async def test_a_host_that_nobody_looks_at_gives_its_place_back(bench: Bench) ->
     (lease,) = await bench.running(provider, 0)
     (worker,) = bench.cluster.workers("tiny_worker")
     os.kill(worker, signal.SIGTERM)
-    for _ in range(100):
+    for _ in range(600):
         await asyncio.sleep(0.1)
         if not bench.cluster.groups() and not bench.cluster.actors():
             break
@@ -267,7 +272,7 @@ async def test_what_was_launched_when_the_cluster_did_not_answer_is_removed_when
     boot = BootSpec(*_named(key), SecretStr("planted"))
     with pytest.raises(ProviderError, match="the answer is lost"):
         await provider.launch(offers[0], boot, key=key)
-    for _ in range(100):
+    for _ in range(1000):
         assert await provider.leases() == ()
         if not bench.cluster.groups():
             break
@@ -322,8 +327,8 @@ class TestLosingNodes:
         assert lease.offer == extra
         began = time.monotonic()
         self.node.kill_raylet()
-        ended = await bench.until(provider, lease, LeaseState.EXITED, 5)
-        assert time.monotonic() - began < 5, "Ray itself takes about 15 s"
+        ended = await bench.until(provider, lease, LeaseState.EXITED, 12)
+        assert time.monotonic() - began < 12, "Ray itself takes about 15 s"
         assert ended.exit_reason.startswith("the raylet of node")
         assert await provider.offers(Need(NodeId("stage-1"), 1 << 20, "cpu")) == (), "it is offered no more"
         await provider.release(lease.id)
@@ -339,7 +344,7 @@ class TestLosingNodes:
         deadline = int((time.time() + 60) * 1000)
         preemption = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
         global_worker.gcs_client.drain_node(extra, preemption, "spot", deadline)
-        ended = await bench.until(provider, lease, LeaseState.EXITED, 5)
+        ended = await bench.until(provider, lease, LeaseState.EXITED)
         assert "is being pre-empted, within" in ended.exit_reason
         assert await provider.offers(Need(NodeId("stage-1"), 1 << 20, "cpu")) == ()
         await provider.release(lease.id)
