@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,13 +40,14 @@ def start(folder: Path, **environment: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[float, int, int]:
-    output, _ = process.communicate(timeout=150)
+    output, _ = process.communicate(timeout=500)
     assert process.returncode == 0
     seconds, hits, count = output.split()
     return float(seconds), int(hits), int(count)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_processes_that_compile_at_once_share_one_compilation(tmp_path: Path) -> None:
     both = [finish(process) for process in [start(tmp_path), start(tmp_path)]]
     hits = sorted(hits for _, hits, _ in both)
@@ -58,6 +60,7 @@ def test_processes_that_compile_at_once_share_one_compilation(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_place_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     _, hits, count = finish(start(tmp_path / "file" / "cache"))
@@ -73,6 +76,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # files can be made, but noth
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a limit on the size of files")
 def test_a_full_disk_is_no_error(tmp_path: Path) -> None:
     ran = subprocess.run(
@@ -81,7 +85,7 @@ def test_a_full_disk_is_no_error(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=150,
+        timeout=500,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     _, hits, count = ran.stdout.split()
@@ -144,16 +148,29 @@ def test_the_folder_names_python_and_instructions(tmp_path: Path, monkeypatch: p
 
 def test_the_lock_keeps_others_out(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from myelin_worker_cpu import cache\n"
+        "import sys; from pathlib import Path; from myelin_worker_cpu import cache\n"
         "with cache.compile_lock(Path(sys.argv[1])):\n"
-        "    print('held', flush=True); time.sleep(0.5)\n"
+        "    print('held', flush=True); sys.stdin.readline()\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+    taken = threading.Event()
+
+    def take() -> None:
+        with cache.compile_lock(tmp_path):
+            taken.set()
+
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdin is not None
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        began = time.monotonic()
-        with cache.compile_lock(tmp_path):
-            assert time.monotonic() - began > 0.2
+        waiting = threading.Thread(target=take, daemon=True)
+        waiting.start()
+        assert not taken.wait(0.3)
+        other.stdin.write("go\n")
+        other.stdin.flush()
+        assert taken.wait(60)
+        waiting.join()
 
 
 def old_folder(root: Path, number: int, days: float) -> Path:

@@ -210,6 +210,8 @@ class FakeHub:
                 """Nothing: tests look at :attr:`FakeHub.seen`."""
 
         class Server(ThreadingHTTPServer):
+            request_queue_size = 100  # one beyond the usual five would be tried again by the system a second later
+
             def handle_error(self, request: object, client_address: object) -> None:
                 """Nothing: clients that are gone are what tests are about."""
 
