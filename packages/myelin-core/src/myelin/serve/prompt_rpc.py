@@ -30,6 +30,7 @@ from myelin.serve.prompt_protocol import (
 from myelin.serve.prompts import Prompter
 from myelin.serve.request_book import RequestBook, RequestState, RequestTale
 from myelin.telemetry.requests import CHAT, UNLABELLED
+from myelin.transport.accepting import close_server
 from myelin.values import GREEDY, SamplingParams
 
 MAX_CONNECTIONS = 256
@@ -149,7 +150,7 @@ class PromptServer:
     async def close(self) -> None:
         """Stop answering: running requests are cancelled, connections closed. Twice is fine."""
         if self._server is not None:
-            self._server.close()
+            await close_server(self._server)
         connections = tuple(self._connections)
         for connection in connections:
             connection.cancel()

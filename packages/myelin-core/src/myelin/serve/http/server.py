@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from myelin.orchestrator.background import in_thread
 from myelin.serve.http.address import Listening
+from myelin.transport.accepting import stop_accepting
 
 if TYPE_CHECKING:
     import uvicorn
@@ -71,7 +72,11 @@ class HttpServer:
     async def close(self) -> None:
         """Stop answering, within :data:`CLOSE_TIMEOUT_S`. Twice is fine."""
         if self._server is not None and self._serving is not None:
-            self._server.should_exit = True
+            try:
+                if self._server.started:
+                    await stop_accepting([self.listening.socket])
+            finally:
+                self._server.should_exit = True
             await asyncio.wait({self._serving}, timeout=CLOSE_TIMEOUT_S)
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)
