@@ -163,7 +163,7 @@ def test_an_orchestrator_that_is_killed_and_restarted_adopts_the_actors(myelin, 
     assert cluster.groups() == groups
     assert cluster.workers("--boot-stdin") == workers, "the same processes"
 
-    down = myelin.run("down", "taken-up", "--set", f"ray.address={cluster.address}")
+    down = myelin.run("down", "taken-up")  # the ledger knows where
     assert down.code == 0, down.err
     assert "taken-up: ended by its orchestrator" in down.out
     assert clean(cluster), "as soon as it has said so"
@@ -191,7 +191,6 @@ def test_one_that_is_killed_while_it_starts_stages_is_restarted_with_what_has_be
 
 @pytest.mark.slow
 def test_down_without_an_orchestrator_leaves_no_actor_and_no_placement_group(myelin, cluster):
-    where = ("--set", f"ray.address={cluster.address}")
     serving = myelin.start("serve", *WORDS, *place(cluster), "--rpc-bind", "127.0.0.1:0", "--run-id", "orphan")
     assert asked(serving)[0] == "Done"
     serving.kill()
@@ -199,7 +198,7 @@ def test_down_without_an_orchestrator_leaves_no_actor_and_no_placement_group(mye
     workers = cluster.workers("--boot-stdin")
     left = len(cluster.actors()), len(cluster.groups()), len(workers)
     assert left == (3, 3, 3), "stages outlive their orchestrator for a while"
-    down = myelin.run("down", "orphan", *where)
+    down = myelin.run("down", "orphan")  # the ledger knows where
     assert down.code == 0, down.err
     assert "(3 nodes)" in down.out
     assert clean(cluster), "as soon as it has said so"

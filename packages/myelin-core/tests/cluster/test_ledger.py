@@ -205,13 +205,59 @@ def test_every_field_comes_back(folder: Path) -> None:
     full = Intent(
         NODE, Attempt(3), 2, IntentState.RELEASING, 1.5, 2.5, 3.5, 4.5, "offer", 0.25, LeaseId("x"), True, "why"
     )
-    book = ledger.open_run(record(same_host=True, log_dir="/logs"))
+    book = ledger.open_run(record(same_host=True, log_dir="/logs", found_by={"address": "there:1"}))
     book.put(full)
     assert ledger.intents(RUN) == (full,)
     found = ledger.run(RUN)
     assert found is not None
     assert replace(found, created=0.0) == replace(book.record, created=0.0)
     assert ledger.run(RunId("nobody")) is None
+
+
+def test_where_a_runs_nodes_are_is_known_to_whoever_comes_later(folder: Path) -> None:
+    ledger = Ledger(folder)
+    book = ledger.open_run(record())
+    book.note_found_by({"address": "there:1"})
+    book.put(launched())
+    book.close(ended=False)
+    (found,) = Ledger(folder).runs()
+    assert found.found_by == {"address": "there:1"}
+    again = ledger.open_run(record())  # taken over
+    assert again.record.found_by == {"address": "there:1"}
+    assert ledger.runs()[0].found_by == {"address": "there:1"}
+
+
+FORMAT_1 = """
+CREATE TABLE runs (
+    run TEXT PRIMARY KEY, provider TEXT NOT NULL, model TEXT NOT NULL, nodes INTEGER NOT NULL,
+    same_host INTEGER NOT NULL, secret TEXT NOT NULL, created REAL NOT NULL, ended REAL NOT NULL,
+    log_dir TEXT NOT NULL, host TEXT NOT NULL, process INTEGER NOT NULL, process_started TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE intents (
+    run TEXT NOT NULL REFERENCES runs ON DELETE CASCADE,
+    node TEXT NOT NULL, attempt INTEGER NOT NULL, generation INTEGER NOT NULL, state TEXT NOT NULL,
+    since REAL NOT NULL, started REAL NOT NULL, made REAL NOT NULL, ended REAL NOT NULL, offer TEXT NOT NULL,
+    dollars_per_hour REAL NOT NULL, lease TEXT NOT NULL, served INTEGER NOT NULL, failure TEXT NOT NULL,
+    PRIMARY KEY (run, node, attempt)
+) WITHOUT ROWID;
+INSERT INTO runs VALUES ('run-1', 'docker', 'toy.gguf', 2, 0, 'planted-secret', 5.0, 0.0, '', '', 0, '');
+PRAGMA user_version = 1;
+"""
+
+
+def test_a_ledger_of_the_first_kind_is_brought_up_to_date(folder: Path) -> None:
+    folder.mkdir()
+    base = sqlite3.connect(folder / "ledger.sqlite")
+    base.executescript(FORMAT_1)
+    base.close()
+    for _ in range(2):
+        ledger = Ledger(folder)
+        assert ledger.runs() == (record(provider="docker", created=5.0),)
+        ledger.close()
+    book = Ledger(folder).open_run(record(provider="docker"))
+    book.put(launched())
+    book.note_found_by({"host": "tcp://there:2376"})
+    assert Ledger(folder).runs()[0].found_by == {"host": "tcp://there:2376"}
 
 
 def test_a_ledger_of_a_newer_kind_is_left_alone(folder: Path) -> None:

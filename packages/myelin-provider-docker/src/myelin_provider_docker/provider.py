@@ -76,6 +76,11 @@ class DockerProvider:
         self._doubtful: dict[LaunchKey, asyncio.Task[None]] = {}
         self._followers: set[Stop] = set()
 
+    @property
+    def found_by(self) -> Mapping[str, str]:
+        """The daemon: another shell may name another one."""
+        return {"host": self._daemon.host}
+
     async def offers(self, need: Need) -> Sequence[Offer]:
         """The daemon's machine, unless it was excluded or lacks the memory."""
         machine = await self._information()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
@@ -85,6 +86,14 @@ class RayProvider:
         self._boots: dict[LaunchKey, BootSpec] = {}
         """Of launches whose actor hasn't been seen to have got its boot line yet."""
         self._releasing: dict[LaunchKey, asyncio.Task[None]] = {}
+
+    @property
+    def found_by(self) -> Mapping[str, str]:
+        """What another process must know to find the stages. ``auto`` may be another cluster in another shell."""
+        address = self._section.address
+        if address == "auto":
+            address = os.environ.get("RAY_ADDRESS") or address
+        return {"address": address, "namespace": self._section.namespace}
 
     @property
     def packed(self) -> bool:

@@ -11,6 +11,7 @@ from myelin.cluster.executor import Executor, LaunchTimes
 from myelin.cluster.intents import Intent, spend
 from myelin.cluster.ledger import FILE_NAME, Ledger, RunRecord
 from myelin.cluster.quote import dollars
+from myelin.config.settings import Layer
 from myelin.errors import UsageError
 from myelin.orchestrator.accounts import CALL_SPACING_S, RELEASE_S, SLOWEST_LOOK_S
 from myelin.plugins.registry import PROVIDERS
@@ -53,14 +54,24 @@ def find_run(ledger: Ledger | None, run: str) -> RunRecord:
 def make_provider(root: Root, record: RunRecord) -> Provider:
     """The provider of a run, as the settings have it now.
 
+    But where its nodes are is as the run had it (:attr:`~myelin.cluster.ledger.RunRecord.found_by`), unless the command
+    line says otherwise.
+
     Raises:
         MyelinError: It can't be used.
     """
     from myelin.cluster.provider import ProviderContext
 
     root.registry.require({PROVIDERS: [record.provider]})
-    section = root.registry.section_of(PROVIDERS, record.provider)
-    context = ProviderContext(record.run, root.settings.sections.get(section), max(1, record.nodes))
+    name = root.registry.section_of(PROVIDERS, record.provider)
+    section = root.settings.sections.get(name)
+    if section is not None:
+        said = {
+            field for field in record.found_by if root.settings.origin(f"{name}.{field}").layer is Layer.COMMAND_LINE
+        }
+        known = record.found_by.keys() & type(section).model_fields.keys()
+        section = section.model_copy(update={field: record.found_by[field] for field in known - said})
+    context = ProviderContext(record.run, section, max(1, record.nodes))
     return root.registry.provider(record.provider, context)
 
 

@@ -13,11 +13,12 @@ writing.
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from myelin.errors import MyelinError, UsageError
 from myelin.values import Attempt, LeaseId, NodeId, RunId
 
 FILE_NAME = "ledger.sqlite"
-FORMAT = 1
+FORMAT = 2
 BUSY_S = 5.0
 KEPT_S = 30 * 86400.0
 """How long runs that have ended are remembered, without their secrets."""
@@ -40,7 +41,8 @@ _SCHEMA = """
 CREATE TABLE runs (
     run TEXT PRIMARY KEY, provider TEXT NOT NULL, model TEXT NOT NULL, nodes INTEGER NOT NULL,
     same_host INTEGER NOT NULL, secret TEXT NOT NULL, created REAL NOT NULL, ended REAL NOT NULL,
-    log_dir TEXT NOT NULL, host TEXT NOT NULL, process INTEGER NOT NULL, process_started TEXT NOT NULL
+    log_dir TEXT NOT NULL, host TEXT NOT NULL, process INTEGER NOT NULL, process_started TEXT NOT NULL,
+    found_by TEXT NOT NULL DEFAULT '{}'
 ) WITHOUT ROWID;
 CREATE TABLE intents (
     run TEXT NOT NULL REFERENCES runs ON DELETE CASCADE,
@@ -50,6 +52,8 @@ CREATE TABLE intents (
     PRIMARY KEY (run, node, attempt)
 ) WITHOUT ROWID;
 """
+
+_FROM_FORMAT_1 = "ALTER TABLE runs ADD COLUMN found_by TEXT NOT NULL DEFAULT '{}'"
 
 
 class LedgerError(MyelinError):
@@ -69,6 +73,7 @@ class RunRecord:
         created, ended: Unix seconds; ``ended`` is 0 until everything is known to be gone.
         log_dir: Where its nodes' output is kept; empty for nowhere.
         owner: The orchestrator; nobody once it has ended.
+        found_by: Settings of the provider's section by which another process finds the run's nodes; no secrets.
     """
 
     run: RunId
@@ -81,6 +86,7 @@ class RunRecord:
     ended: float = 0.0
     log_dir: str = ""
     owner: Owner = field(default=NOBODY)
+    found_by: Mapping[str, str] = field(default_factory=dict)
 
 
 class RunBook:
@@ -114,6 +120,10 @@ class RunBook:
     def note_same_host(self) -> None:
         """The nodes turn out to die with their orchestrator."""
         self._ledger.note_same_host(self.record.run)
+
+    def note_found_by(self, settings: Mapping[str, str]) -> None:
+        """By which settings of its provider the run's nodes are found: see :class:`RunRecord`."""
+        self._ledger.note_found_by(self.record.run, settings)
 
     def close(self, *, ended: bool) -> None:
         """Let go of the run. ``ended``: nothing of it is left, so that its secret may be forgotten too."""
@@ -164,10 +174,10 @@ class Ledger:
             return
         self._base.execute("PRAGMA journal_mode = WAL")
         with self._writing():
-            if self._base.execute("PRAGMA user_version").fetchone()[0] == 0:  # nobody was faster
-                for statement in _SCHEMA.split(";"):
-                    self._base.execute(statement)
-                self._base.execute(f"PRAGMA user_version = {FORMAT}")
+            found = self._base.execute("PRAGMA user_version").fetchone()[0]  # somebody may have been faster
+            for statement in {0: _SCHEMA.split(";"), 1: [_FROM_FORMAT_1]}.get(found, []):
+                self._base.execute(statement)
+            self._base.execute(f"PRAGMA user_version = {FORMAT}")
 
     def open_run(self, record: RunRecord, *, sole: bool = False) -> RunBook:
         """Note a run of this process, or take over one whose orchestrator is gone.
@@ -200,15 +210,18 @@ class Ledger:
                         f"choose another --run-id, or end them with `myelin down {record.run}`",
                         reason="run-taken",
                     )
-                record = replace(record, secret=before.secret or record.secret, created=before.created)
+                found_by = record.found_by or before.found_by
+                secret = before.secret or record.secret
+                record = replace(record, secret=secret, created=before.created, found_by=found_by)
                 intents = tuple(inherited(intent, self._clock()) for intent in intents)
                 for intent in intents:
                     self._put(record.run, intent)
             self._base.execute(
-                "INSERT INTO runs VALUES (?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (run) DO UPDATE SET provider ="
+                "INSERT INTO runs VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT (run) DO UPDATE SET provider ="
                 " excluded.provider, model = excluded.model, nodes = excluded.nodes, same_host = excluded.same_host,"
                 " secret = excluded.secret, created = excluded.created, ended = 0, log_dir = excluded.log_dir, host ="
-                " excluded.host, process = excluded.process, process_started = excluded.process_started",
+                " excluded.host, process = excluded.process, process_started = excluded.process_started, found_by ="
+                " excluded.found_by",
                 (
                     record.run,
                     record.provider,
@@ -222,6 +235,7 @@ class Ledger:
                     record.owner.host,
                     record.owner.process,
                     record.owner.started,
+                    json.dumps(dict(record.found_by)),
                 ),
             )
         return RunBook(self, record, intents, sole=sole)
@@ -251,6 +265,11 @@ class Ledger:
         """See :meth:`RunBook.note_same_host`."""
         with self._told(), self._lock, self._writing():
             self._base.execute("UPDATE runs SET same_host = 1 WHERE run = ?", (run,))
+
+    def note_found_by(self, run: RunId, settings: Mapping[str, str]) -> None:
+        """See :meth:`RunBook.note_found_by`."""
+        with self._told(), self._lock, self._writing():
+            self._base.execute("UPDATE runs SET found_by = ? WHERE run = ?", (json.dumps(dict(settings)), run))
 
     def let_go(self, run: RunId, *, ended: bool) -> None:
         """See :meth:`RunBook.close`."""
@@ -308,11 +327,10 @@ _INTENT_COLUMNS = tuple(each.name for each in fields(Intent))
 
 
 def _record(row: tuple[Any, ...]) -> RunRecord:
-    run, provider, model, nodes, same_host, secret, created, ended, log_dir, host, process, started = row
+    run, provider, model, nodes, same_host, secret, created, ended, log_dir, host, process, started, found_by = row
     owner = Owner(host, process, started) if process else NOBODY
-    return RunRecord(
-        RunId(run), provider, model, nodes, SecretStr(secret), bool(same_host), created, ended, log_dir, owner
-    )
+    known = RunId(run), provider, model, nodes, SecretStr(secret), bool(same_host), created, ended, log_dir, owner
+    return RunRecord(*known, json.loads(found_by))
 
 
 def _intent(row: tuple[Any, ...]) -> Intent:

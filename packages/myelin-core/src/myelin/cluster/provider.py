@@ -174,6 +174,9 @@ class Provider(Protocol):
       are asked once for the whole run, where its offers cost anything.
     - ``async def all_leases(self) -> Sequence[Lease]``: as :meth:`leases`, of all runs that the provider can see;
       ``myelin gc`` finds with it what no ledger remembers.
+    - ``found_by``: settings of its own section (names of fields, and texts) that another process needs to find its
+      leases: an address, a namespace, never a secret. They are kept in the ledger in clear, so that ``myelin down`` and
+      ``myelin gc`` needn't be told again what ``myelin serve`` was told.
     - ``packed = True``: it means to take as few machines as can be; stages are planned for as many as can be otherwise.
     - ``lacking(need) -> str``: asked after :meth:`offers` gave nothing; what would have to be there, and what there is,
       as a part of a sentence.

@@ -77,6 +77,9 @@ def make_executor(
         book = None
     if book is not None and same_host:
         book.note_same_host()
+    found_by = getattr(provider, "found_by", None)
+    if book is not None and found_by:
+        book.note_found_by(found_by)
     times = launch_times(request, same_host=same_host, lag_s=float(getattr(provider, "listing_lag_s", 0.0)))
     return Executor(provider, request.provider, times, book, request.max_dollars_per_hour), book
 
