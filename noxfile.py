@@ -80,7 +80,12 @@ def tests(session: nox.Session) -> None:
     marks = ["-m", "not parity and not browser and not docker and not slow and not soak"]
     chosen = session.posargs or (both if whole else [*both, *marks, *ANY_PYTHON_TESTS])
     pictures = os.environ.get("DASHBOARD_PICTURES") or os.path.abspath("build/pictures")
-    session.run("pytest", *chosen, env={"PYTHONDONTWRITEBYTECODE": "1", "DASHBOARD_PICTURES": pictures})
+    environment = {"PYTHONDONTWRITEBYTECODE": "1", "DASHBOARD_PICTURES": pictures}
+    if whole:
+        # Whole models in NumPy, several at once: more threads than cores would mostly wait for each other. On the other
+        # Pythons NumPy has the threads that people have.
+        environment["OPENBLAS_NUM_THREADS"] = "1"
+    session.run("pytest", *chosen, env=environment)
 
 
 @nox.session(python=PYTHONS[0])
