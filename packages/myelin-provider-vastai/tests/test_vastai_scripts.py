@@ -33,8 +33,8 @@ def test_setup_is_the_setting_or_pip_for_this_version() -> None:
     assert "myelin-worker" not in setup_command("", "python3", "reference", "1.2")
 
 
-def run(setup: str, python: str, tmp_path: object) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+def run(setup: str, python: str, tmp_path: object, path: str = "/usr/bin:/bin") -> subprocess.CompletedProcess[str]:
+    environment = {"PATH": path, "HOME": str(tmp_path)}
     command = boot_command(python, setup, 900)
     return subprocess.run(
         ["sh", "-c", command],
@@ -43,7 +43,7 @@ def run(setup: str, python: str, tmp_path: object) -> subprocess.CompletedProces
         capture_output=True,
         env=environment,
         check=False,
-        timeout=20,
+        timeout=90,
     )
 
 
@@ -61,6 +61,19 @@ def test_a_setup_that_fails_is_said(tmp_path) -> None:
     done = run("false", "python3", tmp_path)
     assert done.returncode == 97
     assert "setup of the node failed" in done.stderr
+
+
+def test_last_words_are_told_however_late_they_are_read(tmp_path) -> None:
+    """Those who read them begin a second after the worker has ended, as they may on a busy machine."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "tail").write_text('#!/bin/sh\nsleep 1\nexec /usr/bin/tail "$@"\n')
+    (programs / "tail").chmod(0o755)
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nread -r line; echo announced; echo the end >&2; exit 3\n")
+    python.chmod(0o755)
+    done = run(":", str(python), tmp_path, path=f"{programs}:/usr/bin:/bin")
+    assert (done.returncode, done.stdout, done.stderr) == (3, "announced\n", "the end\n")
 
 
 @settings(max_examples=20, deadline=None)
