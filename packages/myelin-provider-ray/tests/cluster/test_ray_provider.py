@@ -185,7 +185,7 @@ async def test_an_actor_that_is_killed_by_hand_is_told_of_as_such(bench: Bench) 
 
 
 async def test_a_place_that_is_taken_is_waited_for_and_then_given_up(bench: Bench) -> None:
-    first, second = bench.provider(cpus=4), bench.provider(cpus=4, pending_timeout_s=5)
+    first, second = bench.provider(cpus=4), bench.provider(cpus=4, pending_timeout_s=1.5)
     node = bench.cluster.nodes[0].node_id
     taken = await bench.launch(first, 0, offer=node)
     await second.offers(Need(NodeId("stage-1"), 1 << 20, "cpu"))
@@ -198,7 +198,7 @@ async def test_a_place_that_is_taken_is_waited_for_and_then_given_up(bench: Benc
     (line,) = [line async for line in _first(second, lease)]
     assert line == "stage-1 waits for a node to have room with 4 CPUs and 52 MB"
     ended = await bench.until(second, lease, LeaseState.EXITED)
-    assert "was given no place within 5 s" in ended.exit_reason
+    assert "was given no place within 1.5 s" in ended.exit_reason
     assert "waited for 4 CPUs" in ended.exit_reason
     await second.release(lease.id)
     await first.release(taken.id)
