@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 import secrets
+import socket
 import subprocess
 import sys
 import time
@@ -16,10 +17,12 @@ import pytest
 from pydantic import SecretStr
 
 from myelin.plugin import Attempt, BootSpec, LaunchKey, Lease, LeaseState, Need, NodeId, ProviderContext, RunId
+from myelin_provider_vastai.asks import read_ask
+from myelin_provider_vastai.labels import port_for, write_label
 from myelin_provider_vastai.provider import VastaiProvider
 from myelin_provider_vastai.section import VastaiSection
 from myelin_testkit.fake_machine import sshd_path
-from myelin_testkit.fake_vastai import FakeVastai
+from myelin_testkit.fake_vastai import FakeVastai, offer
 
 RUN_SECRET = "planted-run-secret-fedcba9876543210"
 HUB_TOKEN = "hf_planted_token_0123456789"
@@ -34,7 +37,7 @@ class Rig:
     made: list[VastaiProvider] = field(default_factory=list)
     first_dial_s: str = "60"
     planted: tuple[str, ...] = (RUN_SECRET, HUB_TOKEN)
-    run: RunId = field(default_factory=lambda: RunId(f"run-{secrets.token_hex(4)}"))
+    run: RunId = field(default_factory=lambda: undisturbed_run())
 
     def section(self, **changes: object) -> VastaiSection:
         values: dict[str, object] = {
@@ -124,6 +127,29 @@ class Rig:
             except (TimeoutError, StopAsyncIteration):
                 return "\n".join(text)
             text.append(f"{line.stream}: {line.text}")
+
+
+def undisturbed_run() -> RunId:
+    """A run whose workers each have a port of their own: the fake's machines share this one's loopback, with each other
+    and with those of other tests."""
+    while True:
+        run = RunId(f"run-{secrets.token_hex(4)}")
+        keys = [LaunchKey(run, NodeId(f"stage-{node}"), Attempt(attempt)) for node in range(4) for attempt in (1, 2)]
+        asks = [ask for number in range(8) if (ask := read_ask(offer(number)))]
+        ports = {port_for(write_label(key, ask.offer_id)) for key in keys for ask in asks}
+        if len(ports) == len(keys) * len(asks) and all(map(nobody_listens, ports)):
+            return run
+
+
+def nobody_listens(port: int) -> bool:
+    """Whether a server could listen there."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 @pytest.fixture(scope="session")
