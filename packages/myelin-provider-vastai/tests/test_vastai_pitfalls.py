@@ -258,6 +258,22 @@ async def test_a_list_that_fails_once_is_asked_again(rig, fake):
     assert await rig.provider().leases() == ()
 
 
+async def test_a_list_that_cannot_be_read_when_a_worker_announces_itself_costs_no_machine(rig, fake, monkeypatch):
+    provider = rig.provider()
+    lease = await rig.rent(provider)
+    node, inventory = provider._nodes[rig.key()], provider._inventory
+    listing, faults = inventory.listing, [ProviderError("not now")]
+
+    async def unreadable(**more):
+        if node._announced.is_set() and asyncio.current_task() is node._life and faults:
+            raise faults.pop()
+        return await listing(**more)
+
+    monkeypatch.setattr(inventory, "listing", unreadable)
+    assert (await rig.wait(provider, lease)).state is LeaseState.RUNNING
+    assert faults == []
+
+
 async def test_a_run_that_is_begun_again_finds_its_machines(rig, fake):
     fake._pace = 0.0  # two who share an account don't keep each other's pace
     first = rig.provider()

@@ -306,9 +306,8 @@ class RentedNode:
 
     async def _reachable(self) -> Endpoint:
         """Where the worker is reached: the public address and the mapped port, or else a forward through SSH."""
-        listing = await self._shop.inventory.listing(max_age_s=2 * self._shop.section.poll_s)
-        instance = listing.get(self.instance)
-        mapped = mapped_address(instance, self._port) if instance is not None else None
+        instance = await self._running()
+        mapped = mapped_address(instance, self._port)
         if mapped is not None:
             return Endpoint((f"{mapped[0]}:{mapped[1]}",))
         self._forward_port = await self._forward(0)
