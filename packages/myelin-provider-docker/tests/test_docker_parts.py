@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import struct
 import tarfile
+import threading
 import zipfile
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from pydantic import ValidationError
 from myelin.plugin import Attempt, Endpoint, LaunchKey, LeaseState, NodeId, ProviderError, RunId, announcement
 from myelin_provider_docker import image
 from myelin_provider_docker.containers import gpu_request, node_cores, package_folders
+from myelin_provider_docker.daemon import Daemon
 from myelin_provider_docker.frames import frames, log_line, unix_time
 from myelin_provider_docker.labels import container_name, key_of, labels_of
 from myelin_provider_docker.section import DockerSection, memory_bytes
@@ -249,6 +252,45 @@ def test_the_context_has_all_that_the_dockerfile_names_and_packs_the_same_each_t
     assert "@sha256:" in text.splitlines()[4], "the base is pinned to its content"
     assert "USER 10001" in text
     assert image.constraints() == (Path(__file__).parents[3] / "constraints.txt").read_text()
+
+
+@pytest.mark.parametrize("stalls", [True, False])
+def test_output_of_which_the_rest_does_not_come_is_unknown_and_not_empty(stalls: bool) -> None:
+    told = frame(1, b"up\n") + frame(1, announcement(Endpoint(("0.0.0.0:19700",))).encode() + b"\n")
+    over = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            version = self.path.endswith("/version")
+            body = b'{"ApiVersion": "1.41"}' if version else told
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body if version or not stalls else body[:9])
+            if stalls and not version:
+                over.wait(60)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        timeout_s = 0.3 if stalls else 60.0
+        section = DockerSection.model_validate(
+            {"host": f"tcp://127.0.0.1:{server.server_address[1]}", "timeout_s": timeout_s}
+        )
+        daemon = Daemon(section, {})
+        try:
+            if stalls:
+                with pytest.raises(ProviderError) as caught:
+                    daemon.announced("c0ffee")
+                assert caught.value.reason == "daemon-timeout"
+            else:
+                assert daemon.announced("c0ffee") == Endpoint(("0.0.0.0:19700",))
+        finally:
+            over.set()
+            daemon.close()
+            server.shutdown()
 
 
 def test_a_folder_without_wheels_is_an_error(tmp_path: Path) -> None:

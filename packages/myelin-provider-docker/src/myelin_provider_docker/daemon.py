@@ -271,8 +271,12 @@ class Daemon:
                     raise docker.errors.APIError(error, response=response, explanation=response.text) from error
                 if stop is not None:
                     stop.arm(CancellableStream(iter(()), response).close)
-                with suppress(urllib3.exceptions.HTTPError, OSError):  # cut off: by us, or by its removal
+                try:
                     yield from frames(response.raw.read)
+                except urllib3.exceptions.ReadTimeoutError as error:  # the rest of it is unknown, and not empty
+                    raise requests.exceptions.ReadTimeout(str(error)) from error
+                except (urllib3.exceptions.HTTPError, OSError):
+                    return  # cut off: by us, or by its removal
 
 
 class Stop:
