@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections.abc import Collection, Iterator
@@ -15,6 +14,7 @@ from myelin.plugin import Provider, ProviderContext, RunId
 from myelin_provider_ray.provider import RayProvider
 from myelin_provider_ray.section import RaySection
 from myelin_testkit import tiny_worker
+from myelin_testkit.freezing import freeze, thaw
 from myelin_testkit.provider_compliance import PLANTED, Feature, ProviderCompliance
 
 TINY_WORKER = (sys.executable, str(tiny_worker.__file__))
@@ -56,8 +56,8 @@ class TestRayProvider(ProviderCompliance):
     @contextmanager
     def unreadable(self, provider: Provider) -> Iterator[None]:
         head = self.cluster.head()
-        head.send_signal(signal.SIGSTOP)
+        freeze(head.pid)
         try:
             yield
         finally:
-            head.send_signal(signal.SIGCONT)
+            thaw(head.pid)

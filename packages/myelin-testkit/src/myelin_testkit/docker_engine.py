@@ -21,6 +21,8 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from myelin_testkit.freezing import freeze, thaw
+
 START_S = 120.0
 STOP_S = 30.0
 PROGRAMS = ("dockerd", "containerd", "runc", "docker-init", "iptables", "ip", "nsenter")
@@ -100,11 +102,11 @@ class Engine:
 
     def freeze(self) -> None:
         """The daemon answers nobody any more, until :meth:`thaw`; containers go on."""
-        os.kill(self.pid, signal.SIGSTOP)
+        freeze(self.pid)
 
     def thaw(self) -> None:
         """It answers again."""
-        os.kill(self.pid, signal.SIGCONT)
+        thaw(self.pid)
 
     def log(self) -> str:
         """What the daemon has written."""
