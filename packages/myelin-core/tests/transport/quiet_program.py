@@ -43,7 +43,7 @@ async def main(way: str) -> None:
             await acceptor.close()
         elif way == "interrupt":
             os.kill(os.getpid(), signal.SIGINT)
-            await asyncio.sleep(10)
+            await asyncio.sleep(60)
         elif way == "flood":
             tasks = [asyncio.create_task(flood(stream)) for stream in streams]
             await asyncio.sleep(0.2)

@@ -47,5 +47,5 @@ uvloop.run(main())
 
 
 def test_children_of_a_process_with_streams_start_well() -> None:
-    found = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False)
+    found = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=150, check=False)
     assert found.stdout == "{0: 150}\n", found.stdout + found.stderr[-2000:]

@@ -66,7 +66,7 @@ def options(identity: PeerIdentity, secret: str = SECRET) -> TransportOptions:
 async def outcome(call: Awaitable[PeerIdentity]) -> PeerIdentity | str:
     """Who was proved to be there, or the reason why not."""
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await call
     except TransportError as error:
         return error.reason

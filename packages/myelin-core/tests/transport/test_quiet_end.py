@@ -21,7 +21,7 @@ def test_nothing_is_written_when_a_program_ends(way: str, loop: str, name: str) 
         [sys.executable, "-X", "dev", str(PROGRAM), way, loop, name],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
