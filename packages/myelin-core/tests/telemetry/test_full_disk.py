@@ -30,13 +30,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
     words = [mount, "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=10)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     if done.returncode:
         pytest.skip(f"a tmpfs may not be mounted here: {done.stderr.strip()}")
     try:
         yield folder
     finally:
-        subprocess.run([unmount, "--lazy", str(folder)], check=True, timeout=10)
+        subprocess.run([unmount, "--lazy", str(folder)], check=True, timeout=60)
 
 
 def request_of(number: int) -> ExportTraceServiceRequest:
@@ -69,8 +69,8 @@ def test_a_disk_that_fills_up_holds_nobody_up_and_has_whole_lines(
     began = time.monotonic()
     for number in range(REQUESTS):
         hub.offer(Signal.TRACES, request_of(number))
-    assert time.monotonic() - began < 5, "whoever tells of something waits for no disk"
-    assert hub.close(10)
+    assert time.monotonic() - began < 30, "whoever tells of something waits for no disk"
+    assert hub.close(60)
     kept = names(path)
     assert kept == [f"span-{number}" for number in range(len(kept))]
     assert 0.8 * DISK_BYTES < path.stat().st_size <= DISK_BYTES

@@ -44,7 +44,7 @@ class Hanging(Keeping):
     name = "hanging"
 
     def export(self, signal: Signal, request: Any) -> bool:
-        threading.Event().wait(60)
+        threading.Event().wait(150)
         return False
 
 
@@ -73,9 +73,9 @@ def test_a_sink_that_hangs_holds_up_nobody_and_what_it_missed_is_counted() -> No
         took.append(time.perf_counter() - began)
         time.sleep(0.001)
     began = time.monotonic()
-    assert not hub.close(0.5)
-    assert time.monotonic() - began < 10.0
-    assert max(took) < 5.0, "the sink hangs for a minute"
+    assert not hub.close(2.0)
+    assert time.monotonic() - began < 60.0
+    assert max(took) < 30.0, "the sink hangs for minutes"
     assert len(quick.names) == 50
     (lost,) = hub.losses()
     assert (lost.where, lost.signal) == ("hanging", Signal.TRACES)
@@ -109,7 +109,7 @@ def test_times_are_moved_and_secrets_taken_out_once_for_all_sinks() -> None:
     record = request.resource_logs[0].scope_logs[0].log_records[0]
     record.time_unix_nano = 10_000
     hub.offer(Signal.LOGS, request.SerializeToString(), offset_ns=4_000)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not seen and time.monotonic() < deadline:
         time.sleep(0.01)
     stop()
@@ -136,8 +136,8 @@ def test_a_preflight_asks_all_at_once_and_waits_for_none() -> None:
         [Hanging(), Keeping(), Keeping(error=OSError("no route"))],
         Signal.TRACES,
         otlp_request(Signal.TRACES, "event"),
-        0.4,
+        2.0,
     )
-    assert time.monotonic() - began < 10.0
+    assert time.monotonic() - began < 60.0
     assert [(each.observed, each.sent) for each in found] == [(False, True), (True, True), (False, False)]
     assert "no route" in found[2].detail

@@ -272,7 +272,7 @@ def test_what_threads_send_at_once_arrives_each_and_once(collector: str) -> None
 
 
 def test_waiting_for_its_turn_is_within_a_requests_time(collector: str) -> None:
-    sink = sink_to(collector, timeout_s=0.2)
+    sink = sink_to(collector, timeout_s=1.5)
     assert sink.export(Signal.TRACES, otlp_request(Signal.TRACES, "one"))
     with sink._channels[Signal.TRACES]._turn:  # type: ignore[attr-defined]  # as another thread's request holds it
         assert not sink.export(Signal.TRACES, otlp_request(Signal.TRACES, "two"))
