@@ -79,7 +79,7 @@ async def test_an_address_where_nobody_listens_runs_into_the_deadline(toy: Toy) 
         await asyncio.Event().wait()
 
     toy.provider.life = elsewhere
-    error = await brought_up(toy, startup_timeout_s=0.3)
+    error = await brought_up(toy, startup_timeout_s=1.5, max_attempts=1)
     assert error.reason == "startup-timeout"
     assert "could not be reached" in error.message
 
@@ -122,10 +122,10 @@ async def test_a_node_that_never_acknowledges_is_asked_each_quarter_of_a_second(
 ) -> None:
     node = scripted({"ready_query": lambda envelope: None})
     toy.provider.life = node
-    error = await brought_up(toy, stages=1, startup_timeout_s=1.2, max_attempts=1)
+    error = await brought_up(toy, stages=1, startup_timeout_s=3.0, max_attempts=1)
     assert error.reason == "startup-timeout"
     assert "acknowledged" in error.message
-    assert 2 <= node.received.count("ready_query") <= 6  # five, where the machine is not busy
+    assert 2 <= node.received.count("ready_query") <= 13  # twelve, where the machine is not busy
     nonces = [each.ready_query.nonce for each in node.envelopes if each.WhichOneof("body") == "ready_query"]
     assert nonces == sorted(set(nonces))
 
@@ -155,20 +155,20 @@ async def test_a_late_acknowledgement_counts(toy: Toy, scripted: type[ScriptedNo
 async def test_a_stage_that_stalls_is_told_again_and_given_up(
     toy: Toy, scripted: type[ScriptedNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("myelin.orchestrator.provision.NO_PROGRESS_S", 0.2)
+    monkeypatch.setattr("myelin.orchestrator.provision.NO_PROGRESS_S", 0.5)
     node = scripted({"provision": lambda envelope: None})
     toy.provider.life = node
-    error = await brought_up(toy, stages=1, load_stall_s=0.7, max_attempts=1)
+    error = await brought_up(toy, stages=1, load_stall_s=2.7, max_attempts=1)
     assert error.reason == "load-stalled"
     assert "stage-0" in error.message
-    assert 2 <= node.received.count("provision") <= 4
+    assert 2 <= node.received.count("provision") <= 6
     assert len({each.provision.id for each in node.envelopes if each.WhichOneof("body") == "provision"}) == 1
 
 
 async def test_a_stage_with_progress_is_never_told_again(
     toy: Toy, scripted: type[ScriptedNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("myelin.orchestrator.provision.NO_PROGRESS_S", 0.1)
+    monkeypatch.setattr("myelin.orchestrator.provision.NO_PROGRESS_S", 1.0)
 
     def some_progress(envelope: pb.Envelope) -> pb.Envelope:
         progress = pb.Progress(id=envelope.provision.id, phase="load", done=5, total=10)
@@ -176,7 +176,7 @@ async def test_a_stage_with_progress_is_never_told_again(
 
     node = scripted({"provision": some_progress})
     toy.provider.life = node
-    error = await brought_up(toy, stages=1, load_stall_s=0.8, max_attempts=1)
+    error = await brought_up(toy, stages=1, load_stall_s=2.5, max_attempts=1)
     assert error.reason == "load-stalled"
     assert node.received.count("provision") == 1
     assert [(each.node, each.phase, each.done, each.total) for each in toy.recorder.progresses] == [
@@ -274,7 +274,7 @@ async def test_a_node_that_dies_while_it_serves_fails_everybody_at_once(toy: Toy
         failed = asyncio.create_task(pipeline.failed())
         await asyncio.sleep(0.1)
         toy.provider.kill(victim)
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60):
             errors = await asyncio.gather(*waiting)
             loss = await failed
         assert loss.reason == "node-exited"
@@ -292,12 +292,12 @@ async def test_a_node_that_dies_while_it_serves_fails_everybody_at_once(toy: Toy
 async def test_an_interrupt_in_any_phase_leaves_nothing_running(toy: Toy, phase: str) -> None:
     async def run() -> None:
         async with running(toy.request, toy.registry, toy.recorder):
-            await asyncio.sleep(0.1 if phase in ("shutdown", "provider_stop") else 30)
+            await asyncio.sleep(0.1 if phase in ("shutdown", "provider_stop") else 100)
 
     task = asyncio.create_task(run())
     loop = asyncio.get_running_loop()
     toy.recorder.on_started[phase] = lambda: loop.call_soon(task.cancel)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(asyncio.CancelledError):
             await task
     assert toy.provider.running == {}
@@ -349,7 +349,7 @@ async def test_a_torn_down_loop_still_releases_the_nodes(toy: Toy, scripted: typ
     for each in asyncio.all_tasks():
         if each is not asyncio.current_task():
             each.cancel()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         with pytest.raises(asyncio.CancelledError):
             await task
     assert toy.provider.running == {}
@@ -398,7 +398,7 @@ async def drain(events: AsyncIterator[object]) -> None:
 
 async def received(node: ScriptedNode, kind: str) -> None:
     """Wait until a node has got a message of this kind."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await node.got[kind].wait()
 
 

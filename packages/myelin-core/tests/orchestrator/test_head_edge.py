@@ -65,7 +65,7 @@ class Bench:
         return self.admissions.submit(prompt, max_tokens=max_tokens, sampling=GREEDY, ignore_end=False)
 
     async def sent(self) -> Record:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return unpack(await self.stream.sent.get())
 
     def token(self, mailbox: Mailbox, token: int, position: int = 2) -> Record:
@@ -80,7 +80,7 @@ class Bench:
         self.stream.incoming.put_nowait(pack(record))
 
     async def loss(self) -> MyelinError:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self.serving
         return self.lost[0]
 

@@ -66,7 +66,7 @@ async def undisturbed(toy: Toy) -> list[tuple[int, int, float]]:
     return _found[0]
 
 
-async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  # nobody tells of it: it is looked at
             await asyncio.sleep(0.005)
@@ -82,7 +82,7 @@ async def test_lost_nodes_are_replaced_and_no_token_is_lost(
                 toy.provider.kill(f"stage-{victim}")
 
     async with running(toy.ask(stages=3), toy.registry, toy.recorder) as pipeline:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await generate(pipeline, on_token=at) == undisturbed
         assert pipeline.recoveries >= 1
         assert not pipeline.recovering
@@ -108,7 +108,7 @@ async def test_lost_nodes_are_replaced_and_no_token_is_lost(
 
 
 async def test_a_lone_stage_is_replaced_too(toy: Toy, undisturbed: list[tuple[int, int, float]]) -> None:
-    async with running(toy.ask(stages=1), toy.registry) as pipeline, asyncio.timeout(20):
+    async with running(toy.ask(stages=1), toy.registry) as pipeline, asyncio.timeout(60):
         found = await generate(pipeline, on_token=lambda count: toy.provider.kill("stage-0") if count == 9 else None)
     assert found == undisturbed
 
@@ -122,7 +122,7 @@ async def test_several_streams_are_paused_and_go_on(toy: Toy) -> None:
         if count == 6:
             toy.provider.kill("stage-1")
 
-    async with running(toy.ask(stages=2), toy.registry) as pipeline, asyncio.timeout(20):
+    async with running(toy.ask(stages=2), toy.registry) as pipeline, asyncio.timeout(60):
         together = await asyncio.gather(
             *(
                 generate(pipeline, prompt, 20, on_token=at if n == 0 else lambda _: None)
@@ -134,7 +134,7 @@ async def test_several_streams_are_paused_and_go_on(toy: Toy) -> None:
 
 
 async def test_requests_that_come_or_go_meanwhile(toy: Toy) -> None:
-    async with running(toy.ask(stages=2), toy.registry) as pipeline, asyncio.timeout(20):
+    async with running(toy.ask(stages=2), toy.registry) as pipeline, asyncio.timeout(60):
         expected = await generate(pipeline, (9, 9), 10)
         leaver = pipeline.generate(PROMPT, max_tokens=50, sampling=SAMPLED, ignore_end=True)
         assert isinstance(await anext(leaver), NewToken)
@@ -161,7 +161,7 @@ async def test_a_node_that_dies_while_another_is_replaced(toy: Toy, undisturbed:
             asyncio.get_running_loop().call_later(0.05, toy.provider.kill, "stage-2")
 
     toy.recorder.on_started["recovery"] = on_recovery
-    async with running(toy.ask(stages=3), toy.registry, toy.recorder) as pipeline, asyncio.timeout(20):
+    async with running(toy.ask(stages=3), toy.registry, toy.recorder) as pipeline, asyncio.timeout(60):
         found = await generate(
             pipeline, on_token=lambda count: toy.provider.kill("stage-0") if count in (8, 20) else None
         )
@@ -178,7 +178,7 @@ async def test_a_replacement_that_dies_is_replaced(toy: Toy, undisturbed: list[t
         await good(boot, announce, say)
 
     toy.provider.life = dies_at_second
-    async with running(toy.ask(stages=3), toy.registry, toy.recorder) as pipeline, asyncio.timeout(20):
+    async with running(toy.ask(stages=3), toy.registry, toy.recorder) as pipeline, asyncio.timeout(60):
         found = await generate(pipeline, on_token=lambda count: toy.provider.kill("stage-1") if count == 8 else None)
         assert pipeline.stages[1].attempt == 3
     assert found == undisturbed
@@ -193,7 +193,7 @@ async def test_a_broken_stream_costs_no_node(toy: Toy, undisturbed: list[tuple[i
         "control": ("control", {"orchestrator", "stage-1"}),
     }[which]
 
-    async with running(toy.ask(stages=3), toy.registry, toy.recorder) as pipeline, asyncio.timeout(20):
+    async with running(toy.ask(stages=3), toy.registry, toy.recorder) as pipeline, asyncio.timeout(60):
         streams = open_streams(protocol, ends)
         assert streams
 
@@ -249,7 +249,7 @@ async def test_an_engine_that_dies_of_a_request_ends_only_that_request(
         return honest(self, batch)
 
     monkeypatch.setattr(ReferenceEngine, "step", dies_of_99)
-    async with running(toy.ask(stages=2), toy.registry, toy.recorder) as pipeline, asyncio.timeout(20):
+    async with running(toy.ask(stages=2), toy.registry, toy.recorder) as pipeline, asyncio.timeout(60):
         with pytest.raises(EngineError, match="a kernel trapped") as raised:
             await generate(pipeline, (1, 99), 5)
         assert raised.value.reason == "kernel-trap"
@@ -259,7 +259,7 @@ async def test_an_engine_that_dies_of_a_request_ends_only_that_request(
 
 
 async def test_a_pipeline_that_cannot_be_mended_says_what_was_lost_and_why(toy: Toy) -> None:
-    async with running(toy.ask(stages=2), toy.registry, toy.recorder) as pipeline, asyncio.timeout(20):
+    async with running(toy.ask(stages=2), toy.registry, toy.recorder) as pipeline, asyncio.timeout(60):
         toy.provider.cloud.faults.next("launch", *[Fail()] * 99)
         toy.provider.kill("stage-1")
         with pytest.raises(MyelinError) as raised:
@@ -283,7 +283,7 @@ async def test_a_node_whose_replacements_all_die_is_given_up_with_its_last_words
         await good(boot, announce, say)
 
     toy.provider.life = only_the_first_lives
-    async with running(toy.ask(stages=2), toy.registry, toy.recorder) as pipeline, asyncio.timeout(20):
+    async with running(toy.ask(stages=2), toy.registry, toy.recorder) as pipeline, asyncio.timeout(60):
         toy.provider.kill("stage-0")
         loss = await pipeline.failed()
     assert "stage-0 ended while it served (killed)" in loss.message
@@ -294,7 +294,7 @@ async def test_a_node_whose_replacements_all_die_is_given_up_with_its_last_words
 
 async def test_mending_is_bounded(toy: Toy) -> None:
     request = toy.ask(stages=2, recover_attempts=2, recover_window_s=60.0)
-    async with running(request, toy.registry, toy.recorder) as pipeline, asyncio.timeout(20):
+    async with running(request, toy.registry, toy.recorder) as pipeline, asyncio.timeout(60):
         for attempt in (1, 2, 3):
             await until(lambda n=attempt: pipeline.stages[1].attempt == n and not pipeline.recovering)
             toy.provider.kill("stage-1")
@@ -329,7 +329,7 @@ async def test_a_node_that_dies_in_any_phase_begins_again(toy: Toy, phase: str, 
         asyncio.get_running_loop().call_later(delay, toy.provider.kill, "stage-0")
 
     toy.recorder.on_started[phase] = kill
-    async with running(toy.request, toy.registry, toy.recorder) as pipeline, asyncio.timeout(20):
+    async with running(toy.request, toy.registry, toy.recorder) as pipeline, asyncio.timeout(60):
         assert len(await generate(pipeline, count=30)) == 30
         await until(lambda: pipeline.stages[0].attempt == 2 and not pipeline.recovering)
     assert toy.recorder.ended("failed") == []
@@ -347,11 +347,11 @@ async def test_a_machine_that_cannot_be_reached_is_replaced_on_another_offer(toy
         await good(boot, announce, say)
 
     toy.provider.life = first_is_unreachable
-    async with running(toy.ask(stages=1, startup_timeout_s=1.5), toy.registry, toy.recorder):
+    async with running(toy.ask(stages=1, startup_timeout_s=4.0), toy.registry, toy.recorder):
         (machine,) = toy.provider.running.values()
         assert machine.offer.id == "far"
     lost = next(event for event in toy.recorder.nodes if event.state is NodeState.LOST)
-    assert lost.detail == "could not be reached within 1.5 s"
+    assert lost.detail == "could not be reached within 4 s"
 
 
 @pytest.mark.parametrize("state", [state for state in NodeState if state not in (NodeState.RELEASED,)])
@@ -360,7 +360,7 @@ async def test_an_interrupt_in_mid_recovery_leaves_nothing_running(toy: Toy, sta
         async with running(toy.ask(stages=2), toy.registry, toy.recorder) as pipeline:
             toy.provider.kill("stage-1")
             await generate(pipeline, count=50)
-            await asyncio.sleep(30)
+            await asyncio.sleep(100)
 
     task = asyncio.create_task(run())
     told = toy.recorder.node
@@ -371,7 +371,7 @@ async def test_an_interrupt_in_mid_recovery_leaves_nothing_running(toy: Toy, sta
             asyncio.get_running_loop().call_soon(task.cancel)
 
     toy.recorder.node = node
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(asyncio.CancelledError):
             await task
     assert toy.provider.running == {}
@@ -418,7 +418,7 @@ async def kill_at_random(toy: Toy, generator: random.Random, kills: int) -> None
         done.set()
         async with asyncio.timeout(60):
             assert sum(await asyncio.gather(*clients)) >= 3
-        await until(lambda: not pipeline.recovering, 20)
+        await until(lambda: not pipeline.recovering)
         assert pipeline.error is None
         await until(lambda: len(toy.provider.running) == 3)
     assert toy.provider.running == {}
@@ -472,6 +472,6 @@ async def test_what_cannot_be_adopted_is_replaced(toy: Toy, monkeypatch: pytest.
 
 async def test_nodes_that_nobody_adopts_end_by_themselves(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     await killed_without_a_word(toy, monkeypatch, dead_man_s=0.3)
-    await until(lambda: all(machine.task.done() for machine in toy.provider.running.values()), 3.0)
+    await until(lambda: all(machine.task.done() for machine in toy.provider.running.values()))
     for lease in list(toy.provider.running):
         await toy.provider.release(lease)
