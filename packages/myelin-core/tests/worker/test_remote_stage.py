@@ -13,7 +13,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from myelin.engine.contract import EngineOptions, LoadReport, Progress
@@ -303,6 +305,17 @@ def start_loader(message: control.Provision, hub: FakeHub) -> subprocess.Popen[s
     return process
 
 
+def wait_until_noticed(hub: FakeHub) -> None:
+    """Until the hub has found out that its clients are gone: then it counts nothing more."""
+    ports = {urlsplit(url).port for url in (hub.url, hub.file_url("any"))}
+    while any(
+        each.laddr.port in ports and each.status != psutil.CONN_LISTEN
+        for each in psutil.Process().net_connections("tcp")
+        if each.laddr
+    ):
+        time.sleep(0.01)
+
+
 def held_bytes(cache: Path) -> int:
     return sum(entry.held_bytes for entry in ModelCache(cache).entries())
 
@@ -328,7 +341,7 @@ def test_a_fetch_that_is_killed_goes_on_where_it_was(
             process.send_signal(signal.SIGKILL)
             process.wait()
             process.stdout.close()  # type: ignore[union-attr]  # it is a pipe
-            time.sleep(0.1)  # what the server had under way
+            wait_until_noticed(hub)
             killed += 1
             came = hub.served - served_before
             kept = held_bytes(cache) - held_before
@@ -337,7 +350,7 @@ def test_a_fetch_that_is_killed_goes_on_where_it_was(
         hub.bytes_per_s = 0.0
         served, held = hub.served, held_bytes(cache)
         process = start_loader(message, hub)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=150)
         answer = json.loads(out)
         assert answer["digest"] == expected(model, message, smollm2_path())
         plan_bytes = held_bytes(cache)

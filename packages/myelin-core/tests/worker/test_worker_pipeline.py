@@ -234,7 +234,7 @@ class Node:
         """The next message of this kind; progress may come between, nothing else."""
         assert self.control is not None
         while True:
-            envelope = decode(await asyncio.wait_for(self.control.receive(), 20))
+            envelope = decode(await asyncio.wait_for(self.control.receive(), 60))
             kind = envelope.WhichOneof("body")
             if kind == wanted:
                 return getattr(envelope, wanted)
@@ -345,7 +345,7 @@ class Cluster:
         await self.send(lambda number: cancel_record(SequenceId(sequence), epoch=self.epoch, sequence=number))
 
     async def next(self, sequence: int) -> Event:
-        return await asyncio.wait_for(self.inboxes[sequence].get(), 20)
+        return await asyncio.wait_for(self.inboxes[sequence].get(), 60)
 
     async def rest(self, sequence: int) -> tuple[list[int], Event]:
         """The tokens that still come, and the end."""
@@ -356,7 +356,7 @@ class Cluster:
 
     async def released_everywhere(self) -> None:
         """Wait until no stage holds anything; then each sequence was released once on each stage that saw it."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while any(engine.memory for engine in self.engines):  # noqa: ASYNC110 - engines set no events
                 await asyncio.sleep(0.005)
         for engine in self.engines:
@@ -376,7 +376,7 @@ async def nodes(count: int, patience: Patience | None = None, tracing: Tracing |
     finally:
         for node in cluster.nodes:
             node.agent.stop("the test is over")
-        await asyncio.wait_for(asyncio.gather(*(node.task for node in cluster.nodes), return_exceptions=True), 10)
+        await asyncio.wait_for(asyncio.gather(*(node.task for node in cluster.nodes), return_exceptions=True), 60)
         if cluster.reader is not None:
             cluster.reader.cancel()
         await transport.close()
@@ -500,7 +500,7 @@ async def test_an_engine_fault_ends_the_pipeline(failing: int) -> None:
     async with pipeline(2, 4) as cluster:
         cluster.engines[failing].fail_at_step = 4
         await cluster.submit(Submit(SequenceId(1), (1, 2, 3), 50))
-        fault = await asyncio.wait_for(cluster.faults.get(), 20)
+        fault = await asyncio.wait_for(cluster.faults.get(), 60)
         assert (fault.reason, fault.hint, fault.sequence) == ("loose-wire", "plug it in", None)
         told = await cluster.nodes[failing].hear("failure")
         assert (told.reason, told.message, told.fatal) == ("loose-wire", "a wire came loose", True)
@@ -515,7 +515,7 @@ async def test_an_engine_fault_ends_the_pipeline(failing: int) -> None:
 async def test_a_lost_node_is_told_to_the_orchestrator() -> None:
     async with pipeline(2, 4) as cluster:
         cluster.nodes[1].agent.stop("it was killed")
-        fault = await asyncio.wait_for(cluster.faults.get(), 20)
+        fault = await asyncio.wait_for(cluster.faults.get(), 60)
         assert fault.reason == "edge-closed"
         told = await cluster.nodes[0].hear("failure")
         assert (told.reason, told.fatal, told.epoch) == ("edge-closed", False, 1)
@@ -531,9 +531,9 @@ async def test_a_new_epoch_begins_empty(cuts: tuple[int, ...]) -> None:
         await cluster.open(2)
         await cluster.submit(Submit(SequenceId(10), (1, 2), 5), epoch=1)  # too late: of an older epoch
         for number in (11, 12, 13, 14):
-            await cluster.submit(Submit(SequenceId(number), (number, 2), 20))
+            await cluster.submit(Submit(SequenceId(number), (number, 2), 60))
         for number in (11, 12, 13, 14):
-            assert (await cluster.rest(number))[0] == expected_tokens((number, 2), 20)
+            assert (await cluster.rest(number))[0] == expected_tokens((number, 2), 60)
         await cluster.released_everywhere()
         assert cluster.inboxes[10].empty()
         assert all(10 not in engine.seen for engine in cluster.engines)
@@ -574,8 +574,8 @@ async def test_a_newer_epoch_does_not_wait_for_an_older_one_at_a_dead_neighbour(
             await first.tell(
                 open_edges=control.OpenEdges(epoch=2, next_node="stage-1", next_candidates=["memory:silent"])
             )
-            await asyncio.wait_for(taken.wait(), 20)
-            await asyncio.wait_for(cluster.open(3), 10)
+            await asyncio.wait_for(taken.wait(), 60)
+            await asyncio.wait_for(cluster.open(3), 60)
         finally:
             del memory._listeners["memory:silent"]
         await cluster.submit(Submit(SequenceId(1), (1, 2), 5))
@@ -594,7 +594,7 @@ async def test_a_former_attempt_that_wakes_up_takes_no_edge_from_the_one_in_its_
         newer = await dial_as(2)
         zombie = await dial_as(1)
         with pytest.raises(StreamClosed):
-            await asyncio.wait_for(zombie.receive(), 10)
+            await asyncio.wait_for(zombie.receive(), 60)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(newer.receive(), 0.1)
         await newer.close()
@@ -626,7 +626,7 @@ async def test_records_of_another_place_in_the_stream_are_a_fault() -> None:
         await cluster.submit(Submit(SequenceId(1), (1,), 3))
         assert cluster.edge is not None
         assert cluster.reader is not None
-        await asyncio.wait_for(cluster.reader, 20)  # the head closed the edge
+        await asyncio.wait_for(cluster.reader, 60)  # the head closed the edge
         cluster.edge = None
         await cluster.open(2)  # and is well
         await cluster.submit(Submit(SequenceId(2), (1,), 3))
@@ -692,11 +692,11 @@ async def test_who_is_meant_is_checked(hello: control.Hello, says: str) -> None:
         (node,) = cluster.nodes
         stream = await cluster.transport.connect(await node.endpoint, CONTROL_PROTOCOL)
         await stream.send(encode(control.Envelope(hello=hello)))
-        answer = decode(await asyncio.wait_for(stream.receive(), 20))
+        answer = decode(await asyncio.wait_for(stream.receive(), 60))
         assert answer.failure.reason == "wrong-node"
         assert says in answer.failure.message
         with pytest.raises(StreamClosed):
-            await asyncio.wait_for(stream.receive(), 20)
+            await asyncio.wait_for(stream.receive(), 60)
         await node.tell(ready_query=control.ReadyQuery(nonce=1))  # the right one's stream is not disturbed
         await node.hear("ready_ack")
 
@@ -707,7 +707,7 @@ async def test_only_the_orchestrator_commands() -> None:
         transport = MemoryTransport(TransportOptions(identity, SECRET))
         stream = await transport.connect(await cluster.nodes[0].endpoint, CONTROL_PROTOCOL)
         await stream.send(encode(control.Envelope(hello=control.Hello(run=RUN, node="stage-0", attempt=1))))
-        assert "not the orchestrator" in decode(await asyncio.wait_for(stream.receive(), 20)).failure.message
+        assert "not the orchestrator" in decode(await asyncio.wait_for(stream.receive(), 60)).failure.message
         await transport.close()
 
 
@@ -718,7 +718,7 @@ async def test_a_second_control_stream_replaces_the_first() -> None:
         assert first is not None
         await cluster.dial(node)
         with pytest.raises(StreamClosed):
-            await asyncio.wait_for(first.receive(), 20)
+            await asyncio.wait_for(first.receive(), 60)
         await node.tell(ready_query=control.ReadyQuery(nonce=5))
         assert (await node.hear("ready_ack")).nonce == 5
 
@@ -760,7 +760,7 @@ async def test_progress_comes_while_the_engine_is_at_work() -> None:
         await node.tell(provision=provision(0, ()))
         phases = []
         while True:
-            envelope = decode(await asyncio.wait_for(node.control.receive(), 20))
+            envelope = decode(await asyncio.wait_for(node.control.receive(), 60))
             if envelope.WhichOneof("body") != "progress":
                 break
             phases.append(envelope.progress.phase)
@@ -909,7 +909,7 @@ async def test_what_is_malformed_on_an_edge_is_a_fault_and_never_reaches_the_eng
         told = await tail.hear("failure")
         assert says in told.message
         assert (told.reason, told.fatal) == ("wire", False)
-        assert (await asyncio.wait_for(cluster.faults.get(), 20)).sequence is None
+        assert (await asyncio.wait_for(cluster.faults.get(), 60)).sequence is None
         assert cluster.engines[1].steps == 0
         await neighbour.close()
 
@@ -926,7 +926,7 @@ async def test_a_tail_that_answers_wrongly_is_a_fault(samples: list[Sample], say
     async with pipeline(3) as cluster:
         cluster.engines[1].step = lambda batch: StageOutput(samples=tuple(samples))
         await cluster.submit(Submit(SequenceId(1), (1,), 5))
-        assert says in (await asyncio.wait_for(cluster.faults.get(), 20)).message
+        assert says in (await asyncio.wait_for(cluster.faults.get(), 60)).message
         assert says in (await cluster.nodes[0].hear("failure")).message
 
 
@@ -934,7 +934,7 @@ async def test_an_engine_that_gives_other_rows_is_a_fault() -> None:
     async with pipeline(3) as cluster:
         cluster.engines[0].output_hidden = np.zeros((1, WIDTH + 1), dtype=np.float32)
         await cluster.submit(Submit(SequenceId(1), (1,), 5))
-        assert (await asyncio.wait_for(cluster.faults.get(), 20)).reason == "engine-output"
+        assert (await asyncio.wait_for(cluster.faults.get(), 60)).reason == "engine-output"
 
 
 async def test_shutdown_says_goodbye_and_ends() -> None:
@@ -945,32 +945,32 @@ async def test_shutdown_says_goodbye_and_ends() -> None:
         for node in cluster.nodes:
             while True:
                 assert node.control is not None
-                envelope = decode(await asyncio.wait_for(node.control.receive(), 20))
+                envelope = decode(await asyncio.wait_for(node.control.receive(), 60))
                 if envelope.WhichOneof("body") == "goodbye":
                     break
                 assert envelope.WhichOneof("body") == "failure"  # a neighbour that went first
             with pytest.raises(StreamClosed):
-                await asyncio.wait_for(node.control.receive(), 20)
-            assert await asyncio.wait_for(node.task, 20) == 0
+                await asyncio.wait_for(node.control.receive(), 60)
+            assert await asyncio.wait_for(node.task, 60) == 0
         assert all(engine.closed for engine in engines)
 
 
 async def test_a_node_that_nobody_dials_stops_itself() -> None:
     node = Node(0, Patience(first_dial_s=0.2, dead_man_s=30))
-    assert await asyncio.wait_for(node.task, 20) == 1
+    assert await asyncio.wait_for(node.task, 60) == 1
 
 
 async def test_a_node_that_lost_its_orchestrator_stops_itself() -> None:
-    async with nodes(1, Patience(first_dial_s=30, dead_man_s=0.3)) as cluster:
+    async with nodes(1, Patience(first_dial_s=100, dead_man_s=1.5)) as cluster:
         (node,) = cluster.nodes
         assert node.control is not None
         await node.control.close()
         await asyncio.sleep(0.1)
         await cluster.dial(node)  # back in time
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(2.0)
         assert not node.task.done()
         await node.control.close()
-        assert await asyncio.wait_for(node.task, 20) == 1
+        assert await asyncio.wait_for(node.task, 60) == 1
 
 
 async def test_stopping_while_the_engine_is_at_work_does_not_hang() -> None:
@@ -981,6 +981,6 @@ async def test_stopping_while_the_engine_is_at_work_does_not_hang() -> None:
         await asyncio.sleep(0.05)
         began = asyncio.get_running_loop().time()
         cluster.nodes[0].agent.stop("now")
-        assert await asyncio.wait_for(cluster.nodes[0].task, 20) == 0
+        assert await asyncio.wait_for(cluster.nodes[0].task, 60) == 0
         assert asyncio.get_running_loop().time() - began < 15
         engine.hold.set()

@@ -35,6 +35,14 @@ def registry():
     return Registry.discover()
 sys.exit(main_from_stdin(registry))
 """
+ORDERLY = f"""
+import atexit, sys
+from myelin.worker.main import ParentWatch
+ParentWatch.__init__.__kwdefaults__["grace_s"] = 100.0
+atexit.register(lambda: sys.stderr.write('{{"event": "left in good order"}}\\n'))
+{PROGRAM}
+"""
+"""The same, with more time for the end, and a last word that only a good one has."""
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and process groups of POSIX")
 
 
@@ -50,10 +58,10 @@ def boot(**changes: object) -> BootSpec:
 
 
 @contextmanager
-def worker(line: bytes) -> Iterator[subprocess.Popen[bytes]]:
+def worker(line: bytes, program: str = PROGRAM) -> Iterator[subprocess.Popen[bytes]]:
     """A worker process whose boot line was written."""
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert process.stdin is not None
     assert process.stdout is not None
@@ -72,7 +80,7 @@ def worker(line: bytes) -> Iterator[subprocess.Popen[bytes]]:
 def announced(process: subprocess.Popen[bytes]) -> Endpoint:
     """Where it says that it listens; what it said before is an error."""
     assert process.stdout is not None
-    assert select.select([process.stdout], [], [], 20)[0], "no announcement"
+    assert select.select([process.stdout], [], [], 60)[0], "no announcement"
     endpoint = parse_announcement(process.stdout.readline().decode())
     assert endpoint is not None
     return endpoint
@@ -82,7 +90,7 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, str, list[dict[str, ob
     """Exit code, the rest of standard output, and the log's lines."""
     assert process.stdout is not None
     assert process.stderr is not None
-    code = process.wait(15)
+    code = process.wait(60)
     lines = process.stderr.read().decode().splitlines()
     return code, process.stdout.read().decode(), [json.loads(line) for line in lines if line.startswith("{")]
 
@@ -102,15 +110,14 @@ def test_it_announces_itself_and_ends_on_sigterm() -> None:
 
 
 def test_it_ends_when_its_parent_closes_the_channel() -> None:
-    with worker(boot_line(boot())) as process:
+    with worker(boot_line(boot()), ORDERLY) as process:
         announced(process)
         assert process.stdin is not None
         process.stdin.close()
-        began = time.monotonic()
         code, _, log = ended(process)
         assert code == 1
-        assert time.monotonic() - began < 4, "in good order, not by the grace's end"
-        assert log[-1]["reason"] == "the parent is gone"
+        assert log[-2]["reason"] == "the parent is gone"
+        assert log[-1]["event"] == "left in good order"
 
 
 def test_it_ends_when_its_parent_is_gone_before_it_listens() -> None:
@@ -129,19 +136,19 @@ child = subprocess.Popen([sys.executable, "-c", {PROGRAM!r}], env=environment, *
 child.stdin.write({boot_line(boot())!r}); child.stdin.flush()
 child.stdout.readline()
 print(child.pid, flush=True)
-time.sleep(60)
+time.sleep(150)
 """
     parent = subprocess.Popen(
         [sys.executable, "-c", launcher], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
         assert parent.stdout is not None
-        assert select.select([parent.stdout], [], [], 20)[0]
+        assert select.select([parent.stdout], [], [], 60)[0]
         child = int(parent.stdout.readline())
         assert alive(child)
         parent.kill()
         parent.wait()
-        deadline = time.monotonic() + 8
+        deadline = time.monotonic() + 60
         while alive(child) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not alive(child)
@@ -166,7 +173,7 @@ def test_a_bad_boot_line_is_said_in_two_lines(line: bytes) -> None:
         assert process.stdin is not None
         process.stdin.close()
         assert process.stderr is not None
-        assert process.wait(15) == 1
+        assert process.wait(60) == 1
         said = process.stderr.read().decode().splitlines()
         assert len(said) == 2
         assert "boot line" in said[0]
@@ -193,7 +200,7 @@ def test_a_node_that_nobody_dials_ends() -> None:
 def test_the_secret_is_nowhere_in_what_it_writes() -> None:
     with worker(boot_line(boot(transport="no-such-transport"))) as process:
         assert process.stderr is not None
-        assert process.wait(15) == 1
+        assert process.wait(60) == 1
         written = process.stderr.read().decode()
         assert "no-such-transport" in written
         assert "the secret of this run" not in written
@@ -217,8 +224,8 @@ def test_the_parent_watch_asks_then_leaves() -> None:
     os.write(write, b"whatever\n")
     assert not told.wait(0.1)
     os.close(write)
-    assert told.wait(5)
-    assert left.wait(5)
+    assert told.wait(60)
+    assert left.wait(60)
     assert codes == [1]
     os.close(read)
     late = threading.Event()
