@@ -28,7 +28,7 @@ leave(int(sys.argv[2]))
 @pytest.mark.parametrize("code", [0, 1, 130])
 def test_a_process_ends_with_its_code_and_all_that_it_said(thread: str, goodbye: str, code: int) -> None:
     words = [sys.executable, "-c", PROGRAM, thread, str(code)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == code
     assert done.stdout == "said\nregistered\n"
     assert done.stderr == goodbye

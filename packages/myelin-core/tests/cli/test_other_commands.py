@@ -185,7 +185,7 @@ def test_chat_may_talk_with_a_server(myelin: Myelin, scripted: Any, monkeypatch:
     server.start()
     talk(monkeypatch, "one", "two")
     code, out, _ = myelin("chat", "--connect", address, "--seed", "3", "--set", "prompt.stop=a,b")
-    server.join(10)
+    server.join(60)
     listener.close()
     assert (code, out) == (0, "well\nwell\n\n")
     assert [len(request["messages"]) for request in asked] == [1, 3]

@@ -364,9 +364,9 @@ def test_a_fetch_that_nobody_wants_any_more_ends(hub: FakeHub, tmp_path: Path) -
     waiting.start()
     began = time.monotonic()
     fetch.stop()
-    waiting.join(5)
+    waiting.join(60)
     assert refused == ["interrupted"]
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 50
     file.close()
 
 
