@@ -35,7 +35,7 @@ class Browser:
             viewport={"width": width, "height": height}, color_scheme=scheme, locale="en-GB", **more
         )
         page = context.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(60_000)
         page.on("console", lambda said: said.type in ("error", "warning") and self.complaints.append(said.text))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.goto(url)
@@ -83,7 +83,7 @@ def sideways(page: Any) -> int:
     return found
 
 
-def until(page: Any, condition: str, seconds: float = 15) -> None:
+def until(page: Any, condition: str, seconds: float = 60) -> None:
     """Wait until an expression is true. (The driver's own way needs ``eval``, which the page's policy forbids.)"""
     deadline = time.monotonic() + seconds
     while not page.evaluate(condition):

@@ -56,7 +56,7 @@ class Commands:
         self.started.append(process)
         return process
 
-    def run(self, *words: str, timeout: float = 120, **environment: str) -> Finished:
+    def run(self, *words: str, timeout: float = 170, **environment: str) -> Finished:
         begun = time.monotonic()
         process = self.start(*words, **environment)
         out, err = process.communicate(timeout=timeout)
@@ -80,7 +80,7 @@ class Commands:
             time.sleep(0.05)
         return left
 
-    def wait_for_nodes(self, count: int, seconds: float = 30) -> list[psutil.Process]:
+    def wait_for_nodes(self, count: int, seconds: float = 120) -> list[psutil.Process]:
         """The worker processes, once there are ``count`` of them."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -98,7 +98,7 @@ def myelin(tmp_path: Path) -> Iterator[Commands]:
     for process in commands.started:
         if process.poll() is None:
             process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
         for stream in (process.stdin, process.stdout, process.stderr):
             if stream:
                 stream.close()

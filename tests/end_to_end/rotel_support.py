@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import random
 import re
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,9 +53,12 @@ class Received:
 
 
 def free_port() -> int:
-    with closing(socket.socket()) as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    """A port below those that the kernel gives to whoever asks for any: nobody is given it before it is used."""
+    while True:
+        port = random.randrange(12_000, 30_000)
+        with closing(socket.socket()) as found, suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
 
 
 @dataclass
@@ -69,7 +73,7 @@ class Collector:
     def received(self) -> Received:
         """All that it shows, once it has ended."""
         self._process.terminate()
-        self._process.wait(timeout=10)
+        self._process.wait(timeout=60)
         return read(self._output.read_text("utf-8", "replace"))
 
 
@@ -98,11 +102,11 @@ def rotel(folder: Path) -> Iterator[Collector]:
         yield Collector(f"http://127.0.0.1:{http}", f"http://127.0.0.1:{grpc}", process, output)
     finally:
         process.kill()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
 
 
 def _wait_for(port: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with closing(socket.socket()) as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:

@@ -62,7 +62,7 @@ class Scripted:
                 each()
             self.feed.tick()
 
-        asyncio.run_coroutine_threadsafe(all_of_it(), self.loop).result(10)
+        asyncio.run_coroutine_threadsafe(all_of_it(), self.loop).result(60)
 
     def phase(self, phase: str, state: str, seconds: float = 0.0, detail: str = "") -> None:
         event = PhaseEvent(phase, state, seconds, detail)
@@ -168,11 +168,11 @@ def scripted_page(token: str = "", port: int = 0) -> Iterator[Scripted]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    assert ready.wait(20)
+    assert ready.wait(60)
     (scripted,) = found
     try:
         yield scripted
     finally:
         scripted.loop.call_soon_threadsafe(stop[0].set)
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive(), "the server did not end in time"

@@ -56,7 +56,7 @@ def test_bad_words(myelin, tmp_path: Path, name: str):
     assert "Traceback" not in done.err
     # What went before (plan, phases) may be shown; the error itself is the last two lines.
     assert said[-2].lower().startswith("error")
-    assert not myelin.wait_until_gone(3)
+    assert not myelin.wait_until_gone(15)
 
 
 def test_a_port_in_use(myelin):
@@ -68,7 +68,7 @@ def test_a_port_in_use(myelin):
     assert done.code in (1, 2)
     assert str(port) in done.err
     assert "in use" in done.err
-    assert not myelin.wait_until_gone(5)
+    assert not myelin.wait_until_gone(15)
 
 
 def test_an_unknown_architecture_and_an_unsupported_type(myelin, tmp_path):

@@ -19,8 +19,8 @@ def test_an_interrupt_in_any_phase(myelin, delay):
     process = myelin.start(*PROMPT)
     time.sleep(delay + random.random() * 0.2)
     process.send_signal(signal.SIGINT)
-    process.wait(timeout=15)
-    assert not myelin.wait_until_gone(1)
+    process.wait(timeout=120)
+    assert not myelin.wait_until_gone(15)
     # It may have ended by itself before the signal, or have been interrupted.
     assert process.returncode in (0, 130, -signal.SIGINT)
 
@@ -30,8 +30,8 @@ def test_kill_9_on_the_orchestrator(myelin, delay):
     process = myelin.start(*PROMPT)
     time.sleep(delay + random.random() * 0.2)
     process.kill()
-    process.wait(timeout=5)
-    assert not myelin.wait_until_gone(10)
+    process.wait(timeout=60)
+    assert not myelin.wait_until_gone(30)
 
 
 def test_a_stopped_node_is_noticed_and_cleaned_up(myelin):
@@ -40,9 +40,9 @@ def test_a_stopped_node_is_noticed_and_cleaned_up(myelin):
     wait_for_rpc(process)
     node = myelin.wait_for_nodes(2)[1]
     node.send_signal(signal.SIGSTOP)
-    process.wait(timeout=30)
+    process.wait(timeout=120)
     assert process.returncode == 1
-    assert not myelin.wait_until_gone(5)
+    assert not myelin.wait_until_gone(15)
 
 
 def test_a_killed_node_ends_the_run_with_its_name(myelin):
@@ -54,11 +54,11 @@ def test_a_killed_node_ends_the_run_with_its_name(myelin):
     assert process.stdout is not None
     process.stdout.read(1)  # the first words are out
     nodes[0].kill()
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 1, err
     assert "stage-" in err
     assert "Traceback" not in err
-    assert not myelin.wait_until_gone(5)
+    assert not myelin.wait_until_gone(15)
 
 
 def test_serve_ends_in_good_order_on_sigterm(myelin):
@@ -70,6 +70,6 @@ def test_serve_ends_in_good_order_on_sigterm(myelin):
     assert "neuron" in answer["final_text"]
     assert answer["tokens_generated"] <= 12
     process.send_signal(signal.SIGTERM)
-    process.wait(timeout=15)
+    process.wait(timeout=120)
     assert process.returncode == 0
-    assert not myelin.wait_until_gone(2)
+    assert not myelin.wait_until_gone(15)

@@ -34,7 +34,7 @@ class Served:
         )
         self.lines: list[str] = []
         threading.Thread(target=self._read, daemon=True).start()
-        self.address = self.wait_for(r"prompt rpc[^\n]*?(\d+\.\d+\.\d+\.\d+):(\d+)", 60)
+        self.address = self.wait_for(r"prompt rpc[^\n]*?(\d+\.\d+\.\d+\.\d+):(\d+)", 150)
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -68,7 +68,7 @@ class Served:
     def ask(self, text: str, on_piece: Callable[[int], None] = lambda count: None) -> str:
         """The whole answer; ``on_piece`` is told of each piece as it comes."""
         host, port = self.address[1], int(self.address[2])
-        with socket.create_connection((host, port), timeout=60) as connection:
+        with socket.create_connection((host, port), timeout=120) as connection:
             request = {"SubmitPrompt": {"request_id": "r", "prompt_text": text, "max_tokens": TOKENS}}
             connection.sendall((json.dumps(request) + "\n").encode())
             pieces: list[str] = []
@@ -84,7 +84,7 @@ class Served:
                         return body["final_text"]
         raise AssertionError("the server closed without an end")
 
-    def wait_until_back(self, stage: int, after: int, seconds: float = 30.0) -> float:
+    def wait_until_back(self, stage: int, after: int, seconds: float = 100.0) -> float:
         """Seconds that it was away, as the command says."""
         self.wait_for(rf"stage-{stage} was lost \(.*\); starting another", seconds, after)
         return float(self.wait_for(rf"stage-{stage} is back after ([\d.]+) s", seconds, after)[1])
@@ -95,11 +95,11 @@ def served(myelin) -> Iterator[Served]:
     serving = Served(myelin, "runtime.recover_attempts=1000", "runtime.stop_grace_s=1")
     yield serving
     serving.process.send_signal(signal.SIGTERM)
-    assert serving.process.wait(timeout=20) == 0, "".join(serving.lines)
-    assert not myelin.wait_until_gone(2)
+    assert serving.process.wait(timeout=90) == 0, "".join(serving.lines)
+    assert not myelin.wait_until_gone(15)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_any_node_killed_or_stopped_at_any_moment_changes_nothing(served: Served) -> None:
     expected = served.ask(QUESTIONS[0])
     assert len(expected) > 50
@@ -117,12 +117,12 @@ def test_any_node_killed_or_stopped_at_any_moment_changes_nothing(served: Served
     before, began = len(served.lines), time.monotonic()
     assert served.ask(QUESTIONS[0], lambda count: served.signal(1, signal.SIGSTOP) if count == 5 else None) == expected
     served.wait_until_back(1, before)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 100
     found = [served.attempts(stage) for stage in range(STAGES)]
     assert all(count >= least for count, least in zip(found, (2, 3, 2), strict=True)), "".join(served.lines)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 def test_two_streams_and_two_losses_at_once_and_one_during_recovery(served: Served) -> None:
     expected = [served.ask(question) for question in QUESTIONS]
     answers: dict[int, str] = {}
@@ -139,38 +139,38 @@ def test_two_streams_and_two_losses_at_once_and_one_during_recovery(served: Serv
     clients = [threading.Thread(target=client, args=(number,)) for number in range(2)]
     for thread in clients:
         thread.start()
-    served.wait_for(r"stage-\d was lost", 30, before)
+    served.wait_for(r"stage-\d was lost", 100, before)
     served.signal(1)  # while the others are being replaced
     for thread in clients:
-        thread.join(timeout=60)
+        thread.join(timeout=150)
     assert [answers[number] for number in range(2)] == expected
     for stage in range(STAGES):
         served.wait_until_back(stage, before)
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(400)
 def test_what_is_given_up_leaves_nothing_running(myelin) -> None:
     served = Served(myelin, "runtime.recover_attempts=1", "runtime.stop_grace_s=1")
     served.signal(1)
     served.wait_until_back(1, 0)
     served.signal(1)
-    assert served.process.wait(timeout=20) == 1
+    assert served.process.wait(timeout=90) == 1
     text = "".join(served.lines)
     assert re.search(r"stage-1 ended while it served \(was killed.*tried 1 times within 300 s", text), text
     assert "Traceback" not in text
-    assert not myelin.wait_until_gone(2)
+    assert not myelin.wait_until_gone(15)
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("delay", [0.0, 0.7])
 def test_an_interrupt_in_mid_recovery_leaves_nothing_running(myelin, delay: float) -> None:
     served = Served(myelin, "runtime.stop_grace_s=1")
     served.signal(2)
-    served.wait_for("stage-2 was lost", 20)
+    served.wait_for("stage-2 was lost", 100)
     time.sleep(delay)
     served.process.send_signal(signal.SIGINT)
-    assert served.process.wait(timeout=20) == 0
-    assert not myelin.wait_until_gone(2)
+    assert served.process.wait(timeout=90) == 0
+    assert not myelin.wait_until_gone(15)
 
 
 @pytest.mark.soak

@@ -88,7 +88,7 @@ def test_runs_that_are_killed_while_they_fetch_leave_nothing_wrong_behind(myelin
             for running in [*myelin.alive()]:
                 running.kill()
             process.wait()
-            assert not myelin.wait_until_gone(5)
+            assert not myelin.wait_until_gone(15)
     finally:
         hub.bytes_per_s = 0.0
     done = myelin.run(*WORDS, "--model", MODEL, **environment(hub, tmp_path / "cache"))

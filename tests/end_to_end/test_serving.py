@@ -22,7 +22,7 @@ def test_connections_queue_and_a_client_that_goes_away_cancels_its_own(myelin):
     assert alone["kind"] == "Done"
 
     # One that asks for much and goes away.
-    leaver = socket.create_connection(address, timeout=30)
+    leaver = socket.create_connection(address, timeout=120)
     request = {"SubmitPrompt": {"request_id": "gone", "prompt_text": "Tell me everything.", "max_tokens": 900}}
     leaver.sendall((json.dumps(request) + "\n").encode())
     leaver.recv(10)
@@ -38,11 +38,11 @@ def test_connections_queue_and_a_client_that_goes_away_cancels_its_own(myelin):
     for thread in clients:
         thread.start()
     for thread in clients:
-        thread.join(timeout=90)
+        thread.join(timeout=150)
     assert len(answers) == 6
     # Batch invariance, seen from outside: company changes nothing.
     assert {answer["final_text"] for answer in answers.values()} == {alone["final_text"]}
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < 150
 
     fault = ask(address, "word " * 3000, 10, "long")
     assert fault["kind"] == "Fault"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from contextlib import closing
 
 import pytest
@@ -21,6 +22,9 @@ BY_NODE = (
     *("weights_loaded", "shutdown"),
 )
 RUN = ("prompt", "-N", "2", "--model", SMOLLM2, "--max-tokens", "8", "--threads", "1", "--json", "Say something.")
+
+HOLD_MS = "120000"
+"""The time that a collector may take for a request, in milliseconds: more than any run here takes."""
 
 needs_rotel = pytest.mark.skipif(agent() is None, reason="the collector `rotel` has no wheel for this Python")
 
@@ -117,17 +121,12 @@ class Silent:
             each.close()
 
 
-# What a collector may take for one request: whoever waited for one that is silent would wait for so long.
-PATIENCE = {"OTEL_EXPORTER_OTLP_TIMEOUT": "180000"}
-HELD_UP_S = 90.0
-
-
 @pytest.mark.parametrize("collector", ["dead", "silent", "full disk"])
 def test_a_collector_that_fails_holds_nobody_up(myelin, collector):
     """The answer is the same, the end is bounded, and what was lost is told."""
     with closing(Silent()) as silent:
         extra: tuple[str, ...] = ()
-        environment = dict(PATIENCE)
+        environment = {"OTEL_EXPORTER_OTLP_TIMEOUT": HOLD_MS}
         if collector == "dead":
             environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{free_port()}"
         elif collector == "silent":
@@ -140,19 +139,21 @@ def test_a_collector_that_fails_holds_nobody_up(myelin, collector):
     assert "has not taken a first event" in done.err
     assert "telemetry was dropped" in done.err
     assert "Traceback" not in done.err
-    assert not myelin.wait_until_gone(5)
-    assert done.seconds - done.json()["timings"]["bootstrap_s"] < HELD_UP_S
+    assert not myelin.wait_until_gone(15)
+    assert done.seconds < 90, "one that was waited for would have had two minutes"
 
 
 def test_the_end_waits_for_a_silent_collector_no_longer_than_it_says(myelin):
     with closing(Silent()) as silent:
         serving = myelin.start(
             "serve", "-N", "1", "--model", SMOLLM2, "--rpc-bind", "127.0.0.1:0", "--threads", "1",
-            OTEL_EXPORTER_OTLP_ENDPOINT=silent.endpoint, **PATIENCE,
+            OTEL_EXPORTER_OTLP_ENDPOINT=silent.endpoint, OTEL_EXPORTER_OTLP_TIMEOUT=HOLD_MS,
         )  # fmt: skip
         wait_for_rpc(serving)
+        began = time.monotonic()
         serving.terminate()
-        serving.wait(timeout=HELD_UP_S)
+        serving.wait(timeout=110)
+        assert time.monotonic() - began < 90, "a collector may take two minutes"
 
 
 def test_the_frame_log_holds_all_signals_of_all_processes(myelin, tmp_path):
