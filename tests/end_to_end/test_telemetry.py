@@ -107,7 +107,8 @@ class Silent:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self._taken: list[socket.socket] = []
-        threading.Thread(target=self._take, daemon=True).start()
+        self._taking = threading.Thread(target=self._take, daemon=True)
+        self._taking.start()
 
     def _take(self) -> None:
         while True:
@@ -117,6 +118,8 @@ class Silent:
                 return
 
     def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)  # closing it alone would not wake who waits in accept
+        self._taking.join()
         for each in (self._socket, *self._taken):
             each.close()
 

@@ -46,7 +46,7 @@ def run_with(*folders: Path, cwd: Path) -> Myelin:
             cwd=cwd,
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=150,
             check=False,
         )
 

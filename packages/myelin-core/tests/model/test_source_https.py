@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import hashlib
+import json
 import random
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -277,32 +279,54 @@ def test_files_of_one_name_from_two_places_stay_apart(hub: FakeHub, tmp_path: Pa
 # Many at once
 
 
-def _fetch_in_process(url: str, cache: Path, ranges: list[ByteRange], results: multiprocessing.Queue[bool]) -> None:
-    (file,) = open_files(url, cache)
-    fetch = ShardFetch((file,), ranges, lambda *_: None)
-    fetch.wait()
-    results.put(all(file.read_at(r.start, r.end - r.start) == LARGE[r.start : r.end] for r in ranges))
-    file.close()
+@contextmanager
+def in_process(script: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A Python of its own: one that is forked off would have the locks of this one's threads, but not the threads."""
+    command = [sys.executable, "-c", script, *words]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+FETCH_SCRIPT = """
+import hashlib, json, sys
+from pathlib import Path
+from myelin.builtins.source_https import myelin_model_source
+from myelin.model.remote.fetch import ShardFetch
+from myelin.model.shard import ByteRange
+from myelin.model.source import SourceOptions
+(file,) = myelin_model_source(sys.argv[1], SourceOptions(Path(sys.argv[2]))).open()
+ranges = [ByteRange(*each) for each in json.loads(sys.argv[3])]
+sys.stdin.readline()
+ShardFetch((file,), ranges, lambda *_: None).wait()
+print(json.dumps([hashlib.sha256(file.read_at(r.start, r.end - r.start)).hexdigest() for r in ranges]))
+file.close()
+"""
 
 
 def test_processes_that_want_the_same_bytes_fetch_none_twice(hub: FakeHub, tmp_path: Path) -> None:
     """Stages of one host: a shared embedding, and layers of their own."""
     url = hub.put("model.gguf", LARGE)
     hub.bytes_per_s = 40e6
-    shared = ByteRange(0, 100, CELL_BYTES + 100)
+    shared = (0, 100, CELL_BYTES + 100)
     wanted = [
-        [shared, ByteRange(0, CELL_BYTES + 100, 2 * CELL_BYTES + 7)],
-        [shared, ByteRange(0, 2 * CELL_BYTES + 7, 4 * CELL_BYTES)],
-        [shared, ByteRange(0, 4 * CELL_BYTES, len(LARGE))],
+        [shared, (0, CELL_BYTES + 100, 2 * CELL_BYTES + 7)],
+        [shared, (0, 2 * CELL_BYTES + 7, 4 * CELL_BYTES)],
+        [shared, (0, 4 * CELL_BYTES, len(LARGE))],
     ]
-    context = multiprocessing.get_context("fork")
-    results: multiprocessing.Queue[bool] = context.Queue()
-    processes = [context.Process(target=_fetch_in_process, args=(url, tmp_path, ranges, results)) for ranges in wanted]
-    for process in processes:
-        process.start()
-    assert [results.get(timeout=60) for _ in processes] == [True] * 3
-    for process in processes:
-        process.join()
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(in_process(FETCH_SCRIPT, url, str(tmp_path), json.dumps(ranges))) for ranges in wanted
+        ]
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        for process, ranges in zip(processes, wanted, strict=True):
+            out, _ = process.communicate(timeout=150)
+            assert json.loads(out) == [hashlib.sha256(LARGE[first:end]).hexdigest() for _, first, end in ranges]
     assert hub.served == len(LARGE) - 100 + len(processes)  # and a byte each to ask what the file is
 
 

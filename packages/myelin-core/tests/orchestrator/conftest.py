@@ -21,6 +21,8 @@ from myelin.orchestrator.events import NodeEvent, NodeLog, PhaseEvent, ProgressE
 from myelin.orchestrator.request import RunRequest
 from myelin.plugins.registry import Registry
 from myelin.plugins.specs import TelemetryContext
+from myelin.telemetry.hub import TelemetryHub
+from myelin.telemetry.tracing import Tracing
 from myelin.transport.contract import CONTROL_PROTOCOL, Endpoint, MessageStream, PeerIdentity, TransportOptions
 from myelin.transport.memory import MemoryTransport
 from myelin.values import LeaseId, NodeId, RunId
@@ -144,6 +146,10 @@ def toy(toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toy
     """A run of two stages of the toy model by the reference engine."""
     for name in ("OTEL_SDK_DISABLED", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_TRACES_EXPORTER"):
         monkeypatch.delenv(name, raising=False)
+    # Nobody is away in these tests: what a run tells of itself arrives, however busy the machine is.
+    monkeypatch.setattr(Tracing.shutdown, "__defaults__", (60.0,))
+    monkeypatch.setattr(TelemetryHub.close, "__defaults__", (60.0,))
+    monkeypatch.setattr("myelin.worker.telemetry.FINISH_SECONDS", 20.0)
     registry = ToyRegistry.discover()
     assert isinstance(registry, ToyRegistry)
     provider = TaskProvider(real_worker)

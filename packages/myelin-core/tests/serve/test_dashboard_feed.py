@@ -37,7 +37,7 @@ async def test_a_watcher_sleeps_until_something_changes() -> None:
     await asyncio.sleep(0.05)
     assert not coming.done()
     feed.phase(PhaseEvent("serving", "started"))
-    increment = await asyncio.wait_for(coming, 10)
+    increment = await asyncio.wait_for(coming, 60)
     assert isinstance(increment, Increment)
     assert increment.rows["run"]["run"]["state"] == "serving"  # type: ignore[index]  # there is one
     running.cancel()
@@ -47,11 +47,11 @@ async def test_a_watcher_sleeps_until_something_changes() -> None:
 async def test_a_flood_of_lines_costs_little_and_is_counted() -> None:
     feed = Feed(RequestBook())
     line = NodeLog(NodeId("stage-0"), "stderr", "x" * 5000)
-    began = time.process_time()
+    began = time.thread_time()
     for _ in range(10_000):
         feed.log(line)
     feed.tick()
-    assert time.process_time() - began < 1.0
+    assert time.thread_time() - began < 1.0
     assert len(feed.snapshot.rings["logs"]) == LINES_A_TICK
     assert feed.snapshot.row("run", "run")["lines_dropped"] == 10_000 - LINES_A_TICK
     assert all(len(str(row["text"])) == 1000 for row in feed.snapshot.rings["logs"])

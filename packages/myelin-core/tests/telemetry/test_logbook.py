@@ -99,10 +99,10 @@ def test_ten_thousand_lines_are_no_burden() -> None:
     """A second's worth of a very talkative node takes well under half of one, in a ring that does not grow."""
     logbook = Logbook(Redactor(["the-secret-of-the-run", "another-secret"]))
     lines = [STRUCTURED if number % 2 else f"line {number} of a library that talks a lot" for number in range(10_000)]
-    began = time.process_time()
+    began = time.thread_time()
     for line in lines:
         logbook.line("stage-0", "stderr", line)
-    assert time.process_time() - began < 0.5
+    assert time.thread_time() - began < 0.5
     assert len(logbook.recent()) == 10_000
 
 

@@ -109,11 +109,11 @@ class Hanging(SpanExporter):
         self.let_go = threading.Event()
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.let_go.wait(30)
+        self.let_go.wait(150)
         return SpanExportResult.FAILURE
 
     def shutdown(self) -> None:
-        self.let_go.wait(30)
+        self.let_go.wait(150)
 
 
 def test_an_unreachable_collector_neither_holds_the_exit_nor_the_other_exporters() -> None:
@@ -122,8 +122,8 @@ def test_an_unreachable_collector_neither_holds_the_exit_nor_the_other_exporters
     with span(tracing.tracer, "work"):
         pass
     began = time.monotonic()
-    assert not tracing.shutdown(0.3)
-    assert time.monotonic() - began < 10.0
+    assert not tracing.shutdown(2.0)
+    assert time.monotonic() - began < 60.0
     assert [each.name for each in memory.get_finished_spans()] == ["work"]
     hanging.let_go.set()
 

@@ -110,7 +110,7 @@ def test_bad_scores_are_named(scored: Facts, scores: object) -> None:
 
 @pytest.mark.parametrize("text", ["a" * 100_000, "ab" * 50_000, "c" * 100_000, " " * 100_000, "é" * 50_000])
 def test_a_long_prompt_takes_seconds_at_most(text: str) -> None:
-    start = time.perf_counter()
+    start = time.thread_time()
     ids = _TOKENIZER().encode(text, add_special=False)
-    assert time.perf_counter() - start < 10
+    assert time.thread_time() - start < 10
     assert _TOKENIZER().decode(ids) == text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from pydantic import SecretStr
 
 from myelin.cluster.provider import BootSpec
@@ -37,7 +38,8 @@ class End:
         await self._come.put(None)
 
 
-async def test_spans_that_found_a_full_queue_are_counted_by_the_orchestrator() -> None:
+async def test_spans_that_found_a_full_queue_are_counted_by_the_orchestrator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("myelin.worker.telemetry.FINISH_SECONDS", 60.0)
     hub = TelemetryHub([])
     node = NodeTelemetry(BOOT, frozenset({Signal.TRACES}), {"OTEL_BSP_MAX_QUEUE_SIZE": "1"})
     for _ in range(2_000):  # faster than they can be encoded
