@@ -36,7 +36,7 @@ def test_output_is_followed_as_it_comes(myelin, tmp_path):
     )
     wait_for_rpc(serving)
     following = myelin.start("logs", "talkative", "-f")
-    lines = Lines(following.stdout)
+    lines = Lines(following)
 
     for node in ("stage-0", "stage-1"):
         # A node's own words are all that standard output has; what others print there later comes with the errors.
@@ -45,7 +45,7 @@ def test_output_is_followed_as_it_comes(myelin, tmp_path):
         # Later ones weren't there yet when it was asked for.
         lines.wait_for(rf"^{node}\.1 stderr \| err {max(first, lines.latest(node)) + 10} ")
     only = myelin.start("logs", "talk", "stage-1", "-f")  # by the beginning of its name, and one node
-    only_lines = Lines(only.stdout)
+    only_lines = Lines(only)
     only_lines.wait_for(r"^stage-1\.1 ")
 
     serving.send_signal(signal.SIGINT)
@@ -65,10 +65,11 @@ def test_output_is_followed_as_it_comes(myelin, tmp_path):
 class Lines:
     """What a command writes, as it comes."""
 
-    def __init__(self, stream) -> None:
+    def __init__(self, process) -> None:
+        self._process = process
         self.seen: list[str] = []
         self._coming: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, args=(stream,), daemon=True).start()
+        threading.Thread(target=self._read, args=(process.stdout,), daemon=True).start()
 
     def _read(self, stream) -> None:
         for line in stream:
@@ -85,7 +86,8 @@ class Lines:
                     return match
                 place += 1
             line = self._coming.get(timeout=seconds)
-            assert line is not None, f"{pattern} is not in\n{''.join(self.seen[-20:])}"
+            if line is None:
+                raise AssertionError(f"{pattern} is not in\n{''.join(self.seen[-20:])}{self._process.stderr.read()}")
             self.seen.append(line)
 
     def latest(self, node: str) -> int:
