@@ -38,7 +38,7 @@ Doubles = NDArray[np.float64]
 
 TUNING = replace(INTERPRETER, rows=16, wide_rows=32, block=128, page=16, pages_a_split=2, vocabulary_block=64)
 GPU_LIKE = replace(TUNING, rows=4, groups=32, repeat=((1, 4), (2, 4), (4, 2), (8, 2)), wide_rows=8, wide_repeat=4)
-GPU_LIKE = replace(GPU_LIKE, book_repeat=8)
+GPU_LIKE = replace(GPU_LIKE, book_repeat=8, wide_book_repeat=8)
 """The tiles of a GPU: a warp's 32 groups, several tiles of rows a pass."""
 
 
@@ -357,6 +357,28 @@ def test_gate_and_up(kinds: tuple[str, str], gelu: bool, generator: np.random.Ge
     act = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))) if gelu else g / (1 + np.exp(-g))
     near(result.plain, act * u)
     assert np.abs(meaning(result) - act * u).max() <= np.abs(act * u).max() / 250
+
+
+@pytest.mark.parametrize("rows", [64, 96])
+def test_gate_and_up_of_a_codebook_with_more_rows_for_one_column(rows: int, generator: np.random.Generator) -> None:
+    """Its tiles are larger than those of two columns, and whole ones with 64 rows alone; the bits are the same."""
+    k, tuning = 160, replace(GPU_LIKE, groups=2)
+    gate, up = make("IQ4_NL", rows, k, generator), make("IQ4_NL", rows, k, generator)
+    x, weight = floats(generator, 2, k), floats(generator, k)
+    results = []
+    for count in (1, 2):
+        activations, result = op.Activations.of(count, k, "cpu"), op.Activations.of(count, rows, "cpu")
+        prologue = op.Prologue(x[:count], weight, 1e-5)
+        op.launch_gate_up(tuning, activations, gate, up, result, prologue, columns=count, gelu=False, quantise=True)
+        results.append(result)
+    g = inputs(gate, activations) @ read_planes(gate).T
+    near(results[1].plain, g / (1 + np.exp(-g)) * (inputs(up, activations) @ read_planes(up).T))
+    for alone, both in zip(
+        (results[0].plain, results[0].codes, results[0].scales, results[0].sums),
+        (results[1].plain, results[1].codes, results[1].scales, results[1].sums),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(alone[0], both[0])
 
 
 @pytest.mark.parametrize(

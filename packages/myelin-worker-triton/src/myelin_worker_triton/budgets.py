@@ -58,10 +58,8 @@ BUDGETS: dict[tuple[str, str], Budget] = {
     **{("project, split", kind): Budget(_PER_WEIGHT[kind]) for kind in ("Q4_K", "Q6_K", "IQ4_NL", "MXFP4", "F16")},
     **{
         ("gate_up", kind): Budget(_PER_WEIGHT[kind])
-        for kind in ("Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "MXFP4", "F16")
+        for kind in ("Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4", "F16")
     },
-    # Two matrices at once leave a thread too few registers for the eight rows that spread a codebook's cost in project.
-    ("gate_up", "IQ4_NL"): Budget(1.7),
     ("project×8", "Q4_K"): Budget(5.0),
     ("gate_up×8", "Q4_K"): Budget(4.4, registers=255),
     ("qkv", "Q4_K+Q6_K"): Budget(1.75),

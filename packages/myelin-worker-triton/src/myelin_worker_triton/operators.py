@@ -166,7 +166,10 @@ def launch_gate_up(
     quantise: bool,
 ) -> None:
     """``result = act(gate @ h) * (up @ h)``: see ``kernels/gate_up.py``."""
-    tile = tuning.wide_repeat * tuning.wide_rows
+    dear = columns == 1 and all(matrix.layout.book is Book.IQ4 for matrix in (gate, up))
+    repeat = tuning.wide_book_repeat if dear else tuning.wide_repeat
+    registers = tuning.book_registers if dear else tuning.most_registers
+    tile = repeat * tuning.wide_rows
     grid = (min(-(-gate.rows // tile), tuning.multiprocessors * tuning.programs),)
     want_int8, want_float = _wants((gate, up))
     post = prologue.y is not None
@@ -205,14 +208,14 @@ def launch_gate_up(
         EXACT=gate.rows % tile == 0,
         QUANTISE=quantise,
         GELU=gelu,
-        REPEAT=tuning.wide_repeat,
+        REPEAT=repeat,
         COLUMNS=columns,
         ROWS=tuning.wide_rows,
         GROUPS=tuning.groups,
         BLOCK=tuning.block,
         USE_ASM=tuning.use_asm,
         num_warps=tuning.wide_warps,
-        **({"maxnreg": tuning.most_registers} if tuning.most_registers else {}),
+        **({"maxnreg": registers} if registers else {}),
     )
 
 

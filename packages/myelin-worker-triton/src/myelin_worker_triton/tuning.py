@@ -18,14 +18,16 @@ class Tuning:
         rows, warps: Rows of a tile of the projections, and warps: one row each.
         repeat: Tiles of rows that one pass over the activations serves, by columns.
         book_repeat: The same for one column where IQ4's codebook is among the types: it costs most instructions.
-        wide_rows, wide_warps, wide_repeat: The same for gate and up, whose tiles are whole groups of 32 rows.
+        wide_rows, wide_warps, wide_repeat, wide_book_repeat: The same for gate and up, whose tiles are whole groups of
+            32 rows. Their warps are the same for all columns: the sums of the norm before them go by warps.
         block: Elements that a program normalises at once.
         page: Positions of a page of keys and values.
         pages_a_split: Pages of a split of the context.
         least_shared: Least number of query heads in a tile (what ``tl.dot`` takes).
         attention_warps: Warps of an attention program over float16 keys and values.
-        most_registers: What a thread of gate and up may have where the compiler would rather spill;
-        0 leaves it to it. multiprocessors: Of the device.
+        most_registers: What a thread of gate and up may have where the compiler would rather spill; 0 leaves it to it.
+        book_registers: The same for one column where both are IQ4: given all, the compiler needs more instructions.
+        multiprocessors: Of the device.
         programs: Programs that are started for each multiprocessor at most.
         vocabulary_block: Logits that a sampling program looks at.
         prefill_rows: Rows of a batch from which tiled matrix products are used, unless results must not depend on it.
@@ -42,12 +44,14 @@ class Tuning:
     wide_rows: int = 8
     wide_warps: int = 8
     wide_repeat: int = 4
+    wide_book_repeat: int = 8
     block: int = 1024
     page: int = 64
     pages_a_split: int = 4
     least_shared: int = 16
     attention_warps: int = 4
     most_registers: int = 0
+    book_registers: int = 0
     multiprocessors: int = 132
     programs: int = 4
     vocabulary_block: int = 4096
@@ -60,10 +64,10 @@ class Tuning:
         return dict(self.repeat)[columns]
 
 
-NVIDIA = Tuning(use_asm=True, most_registers=255)
+NVIDIA = Tuning(use_asm=True, most_registers=255, book_registers=128)
 """Compute capability 8.0 and later."""
 
-AMD = Tuning(use_asm=False, groups=64, book_repeat=4)
+AMD = Tuning(use_asm=False, groups=64, book_repeat=4, wide_book_repeat=4)
 """CDNA, whose warps have 64 lanes; the integer dots are Triton's own there."""
 
 INTERPRETER = Tuning(
@@ -74,6 +78,7 @@ INTERPRETER = Tuning(
     book_repeat=1,
     wide_rows=512,
     wide_repeat=1,
+    wide_book_repeat=1,
     block=512,
     page=64,
     pages_a_split=1,
