@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from myelin_provider_process.environment import inherited, node_environment
 from myelin_provider_process.exits import exit_reason
 from myelin_provider_process.lines import LineSplitter
 from myelin_provider_process.machine import available_memory, cores, memory_kills
+from myelin_provider_process.placement import core_numbers, own_cores
 
 
 @given(st.lists(st.binary(max_size=40).map(lambda data: data.replace(b"a", b"\n")), max_size=20))
@@ -95,3 +97,27 @@ def test_memory_kills(tmp_path: Path) -> None:
     (tmp_path / "vmstat").write_text("nr_free_pages 17\noom_kill 3\nnr_x 1\n")
     assert memory_kills(tmp_path / "vmstat") == 3
     assert memory_kills(tmp_path / "missing") is None
+
+
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=64, unique=True), st.integers(1, 12))
+def test_cores_are_divided_between_the_nodes(numbers: list[int], nodes: int) -> None:
+    parts = [own_cores(numbers, nodes, place) for place in range(nodes)]
+    if nodes == 1 or nodes > len(numbers):
+        assert not any(parts)
+    else:
+        assert [number for part in parts for number in part] == numbers
+        assert min(map(len, parts)) == len(numbers) // nodes
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert own_cores(numbers, nodes, nodes) == ()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system places processes by itself")
+def test_threads_of_one_core_are_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 4})
+    for number, (socket, core) in enumerate([("0", "0"), ("1", "0"), ("0", "0"), ("1", "0")]):  # nothing of 4
+        topology = tmp_path / f"cpu{number}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "physical_package_id").write_text(socket + "\n")
+        (topology / "core_id").write_text(core + "\n")
+    assert core_numbers(tmp_path) == (0, 2, 4, 1, 3)
+    assert core_numbers(tmp_path / "missing") == (0, 1, 2, 3, 4)

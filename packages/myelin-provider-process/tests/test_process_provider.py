@@ -62,8 +62,10 @@ async def make() -> AsyncIterator[Factory]:
     before = children()
     made: list[ProcessProvider] = []
 
-    def factory(behaviour: str, grace_s: float = 5.0, log_lines: int = 10_000, nodes: int = 1) -> ProcessProvider:
-        context = ProviderContext(RUN, ProcessSection(grace_s=grace_s, log_lines=log_lines), nodes)
+    def factory(
+        behaviour: str, grace_s: float = 5.0, log_lines: int = 10_000, nodes: int = 1, **section: bool
+    ) -> ProcessProvider:
+        context = ProviderContext(RUN, ProcessSection(grace_s=grace_s, log_lines=log_lines, **section), nodes)
         made.append(ProcessProvider(context, command=(sys.executable, str(WORKER), behaviour)))
         return made[-1]
 
@@ -117,6 +119,33 @@ async def test_nodes_share_the_cores(
     async with asyncio.timeout(60):
         environment = json.loads((await anext(provider.logs(lease.id))).text)
     assert environment["MYELIN_NODE_CORES"] == share
+
+
+@pytest.mark.parametrize(("cores", "nodes"), [((0, 1), 2), ((3, 7, 4, 5), 2), ((0, 1), 1), ((0,), 2)])
+async def test_each_node_keeps_its_cores_from_attempt_to_attempt(
+    make: Factory, monkeypatch: pytest.MonkeyPatch, cores: tuple[int, ...], nodes: int
+) -> None:
+    monkeypatch.setattr("myelin_provider_process.provider.core_numbers", lambda: cores)
+    provider = make("environment", nodes=nodes)
+    told = []
+    for start in (key("stage-1"), key("stage-0"), key("stage-1", attempt=2)):
+        lease = await provider.launch(LOCAL, boot(start), key=start)
+        async with asyncio.timeout(10):
+            told.append(json.loads((await anext(provider.logs(lease.id))).text).get("MYELIN_NODE_CORE_SET"))
+    if 2 <= nodes <= len(cores):
+        half = len(cores) // 2
+        first, second = (",".join(map(str, part)) for part in (cores[:half], cores[half:]))
+        assert told == [first, second, first]
+    else:
+        assert told == [None, None, None]
+
+
+async def test_nodes_may_be_left_where_the_system_puts_them(make: Factory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("myelin_provider_process.provider.core_numbers", lambda: (0, 1))
+    provider = make("environment", nodes=2, own_cores=False)
+    lease = await provider.launch(LOCAL, boot(key()), key=key())
+    async with asyncio.timeout(10):
+        assert "MYELIN_NODE_CORE_SET" not in json.loads((await anext(provider.logs(lease.id))).text)
 
 
 async def test_nodes_run_in_sessions_of_their_own(make: Factory) -> None:
@@ -343,4 +372,4 @@ def test_the_plugin_answers_for_its_own_name_only() -> None:
     assert myelin_provider("docker", ProviderContext(RUN)) is None
     section = myelin_config_section()
     assert section.name == "process"
-    assert section.model().model_dump() == {"grace_s": 5.0, "python": "", "log_lines": 2000}
+    assert section.model().model_dump() == {"grace_s": 5.0, "python": "", "own_cores": True, "log_lines": 2000}

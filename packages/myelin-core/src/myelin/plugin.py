@@ -7,6 +7,7 @@ Everything here is public and keeps its meaning within a minor version; nothing 
 from __future__ import annotations
 
 from myelin.cluster.boot import (
+    CORE_SET_VARIABLE,
     CORES_VARIABLE,
     PARENT_VARIABLE,
     announcement,
@@ -58,6 +59,7 @@ from myelin.values import Attempt, Epoch, LeaseId, NodeId, RunId
 
 __all__ = [
     "CORES_VARIABLE",
+    "CORE_SET_VARIABLE",
     "PARENT_VARIABLE",
     "Attempt",
     "BootSpec",

@@ -14,6 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 
 from myelin.plugin import (
+    CORE_SET_VARIABLE,
     CORES_VARIABLE,
     PARENT_VARIABLE,
     BootSpec,
@@ -22,6 +23,7 @@ from myelin.plugin import (
     LeaseId,
     LogLine,
     Need,
+    NodeId,
     Offer,
     ProviderContext,
     ProviderError,
@@ -30,6 +32,7 @@ from myelin.plugin import (
 from myelin_provider_process.environment import node_environment
 from myelin_provider_process.machine import available_memory, cores
 from myelin_provider_process.node import ProcessNode, start_node
+from myelin_provider_process.placement import core_numbers, own_cores
 from myelin_provider_process.section import ProcessSection
 
 OFFER = "local"
@@ -52,6 +55,7 @@ class ProcessProvider:
         python = self._section.python or sys.executable
         self._command = tuple(command) or (python, "-m", "myelin", "worker", "--boot-stdin")
         self._nodes_of_run = max(1, context.nodes)
+        self._places: dict[NodeId, int] = {}
         self._nodes: dict[LaunchKey, ProcessNode] = {}
         self._starting: dict[LaunchKey, _Start] = {}
         self._stopping: dict[LeaseId, asyncio.Task[None]] = {}
@@ -107,8 +111,7 @@ class ProcessProvider:
         await asyncio.gather(*self._stopping.values(), return_exceptions=True)
 
     async def _start(self, offer: Offer, boot: BootSpec, key: LaunchKey) -> ProcessNode:
-        share = max(1, cores() // self._nodes_of_run)
-        environment = node_environment(os.environ, {PARENT_VARIABLE: str(os.getpid()), CORES_VARIABLE: str(share)})
+        environment = node_environment(os.environ, {PARENT_VARIABLE: str(os.getpid()), **self._cores_of(key.node)})
         try:
             node = await start_node(self._command, environment, boot_line(boot), key, offer.id, self._section.log_lines)
         except OSError as error:
@@ -121,6 +124,15 @@ class ProcessProvider:
             del self._starting[key]
         self._nodes[key] = node
         return node
+
+    def _cores_of(self, node: NodeId) -> dict[str, str]:
+        """What the node is told of its cores: how many, and which, where they are to be its own."""
+        told = {CORES_VARIABLE: str(max(1, cores() // self._nodes_of_run))}
+        place = self._places.setdefault(node, len(self._places))
+        own = own_cores(core_numbers(), self._nodes_of_run, place) if self._section.own_cores else ()
+        if own:
+            told[CORE_SET_VARIABLE] = ",".join(map(str, own))
+        return told
 
     async def _abandon(self, start: _Start) -> None:
         """End a start that nobody waits for any more."""

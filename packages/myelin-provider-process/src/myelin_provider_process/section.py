@@ -16,6 +16,11 @@ class ProcessSection(BaseModel):
     python: str = Field(
         default="", description="the interpreter that runs nodes; the one that runs Myelin where it is empty"
     )
+    own_cores: bool = Field(
+        default=True,
+        description="keep each node on cores of its own, where a run has several and each gets as many as it computes "
+        "with (Linux)",
+    )
     log_lines: int = Field(
         default=2000,
         ge=1,

@@ -37,6 +37,9 @@ PARENT_VARIABLE = "MYELIN_PARENT_PID"
 CORES_VARIABLE = "MYELIN_NODE_CORES"
 """Set by a provider whose nodes share a machine: how many of its cores the node computes with unless it is told."""
 
+CORE_SET_VARIABLE = "MYELIN_NODE_CORE_SET"
+"""Set by a provider whose nodes share a machine: the cores that the node keeps to, as numbers and commas."""
+
 _BOOT_KEY = "myelin-boot"
 _ANNOUNCEMENT_KEY = "myelin-listening"
 _FORMAT = 1

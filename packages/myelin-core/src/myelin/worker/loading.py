@@ -16,6 +16,7 @@ from myelin.wire.control_pb2 import Envelope, Progress, Provision, Provisioned
 from myelin.worker.context import NodeContext
 from myelin.worker.control import ControlLink, failure
 from myelin.worker.engine_thread import EngineThread
+from myelin.worker.placement import keep_to, own_cores
 from myelin.worker.provision import StagePlugins, StageRequest, node_cores, stage_request
 from myelin.worker.stage import LoadedStage
 from myelin.worker.telemetry import LoadSpans
@@ -134,6 +135,8 @@ class StageLoading:
                     stage=request.index,
                     layers=[request.first_layer, request.end_layer],
                 )
+                # Before memory is touched: where a machine has several, it is then the one next to these cores.
+                keep_to(own_cores(self._node.environment, request.options.threads))
                 loaded = await self._load_on_thread(loading, request, thread)
         except MyelinError as error:
             self._node.log.error("loading failed", reason=error.reason, message=error.message)
