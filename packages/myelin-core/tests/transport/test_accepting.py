@@ -9,8 +9,12 @@ import warnings
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from myelin.transport.accepting import close_server
+from myelin.transport.contract import EDGE_PROTOCOL, MessageStream, PeerIdentity, TransportOptions
+from myelin.transport.tcp import TcpTransport
+from myelin.values import Attempt, NodeId, RunId
 
 
 class Greeter(asyncio.Protocol):
@@ -53,3 +57,25 @@ async def test_whoever_was_accepted_is_there_once_the_server_is_closed(turns: in
     assert [each.message for each in warned] == []
     assert complaints == []
     await close_server(server)
+
+
+@pytest.mark.parametrize("turns", range(7))
+async def test_a_tcp_listener_that_closes_leaves_no_half_of_a_connection(turns: int) -> None:
+    peer = PeerIdentity(RunId("run-1"), NodeId("stage-0"), Attempt(1))
+    transport = TcpTransport(TransportOptions(peer, SecretStr("secret")))
+
+    async def keep(stream: MessageStream) -> None:
+        await asyncio.sleep(60)
+
+    listener = await transport.listen("127.0.0.1:0", {EDGE_PROTOCOL: keep})
+    host, _, port = listener.address.rpartition(":")
+    with warnings.catch_warnings(record=True) as warned, socket.socket() as client:
+        warnings.simplefilter("always")
+        client.connect((host, int(port)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await listener.close()
+        await asyncio.sleep(0)
+        gc.collect()
+    await transport.close()
+    assert [str(each.message) for each in warned] == []

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from weakref import WeakSet
 
 from myelin.errors import TransportError
+from myelin.transport.accepting import close_server
 from myelin.transport.acceptor import Acceptor
 from myelin.transport.addresses import explain_bind_failure, format_address, parse_address
 from myelin.transport.contract import Endpoint, StreamHandler, TransportOptions
@@ -72,7 +73,7 @@ class TcpListener:
     async def close(self, grace_s: float = 1.0) -> None:
         """See :class:`~myelin.transport.contract.Listener`."""
         assert self._server is not None
-        self._server.close()
+        await close_server(self._server)
         for stream in list(self._strangers):
             self._forget(stream)
             await stream.abort("the listener was closed")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NODE_VARIABLE = "MYELIN_NODE_TELEMETRY"
 """Which signals to relay, separated by commas."""
 SAMPLE_SECONDS = 1.0
-FINISH_SECONDS = 0.8
+FINISH_SECONDS = 2.0
 """How long the last of it may take to leave, at the end."""
 
 
