@@ -103,7 +103,7 @@ async def test_ten_thousand_lines_a_second_hinder_nobody_and_are_counted(
     quiet, toy.provider.life = toy.provider.life, talkative
     began = time.monotonic()
     async with running(toy.ask(live=True), toy.registry, toy.recorder) as pipeline:
-        for _ in range(3):
+        while lines < 20_000:  # more than the sink can have taken by then
             tokens = [event async for event in pipeline.generate((1, 2, 3), max_tokens=20, ignore_end=True)]
             assert len(tokens) == 21
         seconds = time.monotonic() - began
@@ -113,7 +113,6 @@ async def test_ten_thousand_lines_a_second_hinder_nobody_and_are_counted(
         ended = time.monotonic()
     assert time.monotonic() - ended < 60
     assert seconds < 100
-    assert lines > 1000
     losses = [point for point in pipeline.metrics.points() if point.name == "myelin.telemetry.dropped"]
     dropped = {point.attributes["myelin.telemetry.sink"]: point.value for point in losses}
     kept = len([name for name in sink.names[Signal.LOGS] if name.startswith("line ")])

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import psutil
 import pytest
 
 from myelin.engine.contract import EngineOptions, LoadReport, Progress
@@ -310,20 +309,14 @@ def start_loader(message: control.Provision, hub: FakeHub) -> subprocess.Popen[s
 def wait_until_noticed(hub: FakeHub) -> None:
     """Until the hub has found out that its clients are gone: then it counts nothing more.
 
-    A client may be killed while its connections wait to be accepted, where they aren't seen. They are accepted in their
-    order: once somebody who came later has an answer, they have been.
+    A client may be killed while its connections wait to be accepted. They are accepted in their order: once somebody
+    who came later has an answer, they have been.
     """
-    addresses = [urlsplit(url).netloc for url in (hub.url, hub.store_url)]
-    for address in addresses:
-        with closing(HTTPConnection(address, timeout=150)) as later:
+    for url in (hub.url, hub.store_url):
+        with closing(HTTPConnection(urlsplit(url).netloc, timeout=150)) as later:
             later.request("HEAD", "/")
             later.getresponse().read()
-    ports = {int(address.rpartition(":")[2]) for address in addresses}
-    while any(
-        each.laddr.port in ports and each.status != psutil.CONN_LISTEN
-        for each in psutil.Process().net_connections("tcp")
-        if each.laddr
-    ):
+    while hub.open_connections:
         time.sleep(0.01)
 
 

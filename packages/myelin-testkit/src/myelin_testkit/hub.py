@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
+from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 _RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
@@ -90,12 +91,15 @@ class FakeHub:
     Attributes:
         seen: Every request so far, in order of arrival.
         served: Bytes of bodies that the store has sent.
+        open_connections: Accepted by either server and not yet done with: while there are any, ``served`` may grow,
+            even where their clients are gone.
         bytes_per_s: How fast each body of the store is sent; 0 is as fast as it goes.
     """
 
     def __init__(self) -> None:
         self.seen: list[SeenRequest] = []
         self.served = 0
+        self.open_connections = 0
         self.bytes_per_s = 0.0
         self._files: dict[str, _File] = {}
         self._repositories: dict[str, _Repository] = {}
@@ -211,6 +215,16 @@ class FakeHub:
 
         class Server(ThreadingHTTPServer):
             request_queue_size = 100  # one beyond the usual five would be tried again by the system a second later
+
+            def process_request(self, request: Any, client_address: Any) -> None:
+                with hub._lock:
+                    hub.open_connections += 1
+                super().process_request(request, client_address)
+
+            def shutdown_request(self, request: Any) -> None:
+                super().shutdown_request(request)
+                with hub._lock:
+                    hub.open_connections -= 1
 
             def handle_error(self, request: object, client_address: object) -> None:
                 """Nothing: clients that are gone are what tests are about."""
