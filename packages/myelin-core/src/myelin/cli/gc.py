@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,8 +10,6 @@ import typer
 from myelin.cli.options import Invocation, with_options
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from myelin.cli.composition import Root
     from myelin.cluster.ledger import Ledger, RunRecord
     from myelin.cluster.provider import Lease
@@ -76,8 +74,7 @@ async def _collect(root: Root, *, dry_run: bool, unknown: bool) -> list[Find]:
         finds.append(await _see_to(root, ledger, record, "left behind", nodes, dry_run=dry_run))
     names = dict.fromkeys([root.settings.provider.name, *(record.provider for record in ledger.runs())])
     for name in names:
-        newest = next((record for record in ledger.runs() if record.provider == name), None)
-        listed = await _all_leases(root, name, newest.found_by if newest is not None else {})
+        listed = await _all_leases(root, name)
         ended, others = strays(ledger, listed)
         for run, count in ended.items():
             known = ledger.run(run)
@@ -111,9 +108,8 @@ def _start_of(find: Find) -> tuple[str, str, str, int]:
     return find.run, find.provider, find.why, find.nodes
 
 
-async def _all_leases(root: Root, name: str, found_by: Mapping[str, str]) -> tuple[Lease, ...]:
-    """What a provider lists of all runs, where the newest one was; nothing where it can't do that, or can't be used as
-    it is configured.
+async def _all_leases(root: Root, name: str) -> tuple[Lease, ...]:
+    """What a provider lists of all runs; nothing where it can't do that, or can't be used as it is configured.
 
     Raises:
         ProviderError: The listing can't be read.
@@ -125,7 +121,7 @@ async def _all_leases(root: Root, name: str, found_by: Mapping[str, str]) -> tup
     from myelin.values import RunId
 
     try:
-        provider = make_provider(root, replace(stranger(RunId("gc"), name, 1), found_by=found_by))
+        provider = make_provider(root, stranger(RunId("gc"), name, 1))
     except MyelinError as error:
         tell(f"The provider {name} can't be asked: {error.message}")
         return ()
